@@ -123,6 +123,7 @@ class Benchmark(Protocol):
 
 B = TypeVar("B", bound=Benchmark)
 Progress = Callable[[str], None]
+RunCase = Callable[[Case, Sequence[Variant], torch.device, Options, Progress], list[Row]]
 
 
 def run(
@@ -187,6 +188,7 @@ def measure_steps(
     how: Options,
     record: Callable[[Case, Row, Sequence[Row]], dict[str, Any]] = step_rows.record,
     describe: Callable[[Case, Sequence[Row]], str] = lambda case, rows: "",
+    run_rows: RunCase = run_case,
 ) -> Callable[[Case, Progress], tuple[str, Records]]:
     """Returns the argument `measure` of `run`, for cases whose steps are timed.
 
@@ -196,10 +198,11 @@ def measure_steps(
         how: the settings.
         record: converts a row to the record that is stored.
         describe: returns lines to print under the table of a case.
+        run_rows: measures the rows of a case, as `comparison.run_case` does.
     """
 
     def measure(case: Case, progress: Progress) -> tuple[str, Records]:
-        rows = run_case(case, variants, device, how, progress)
+        rows = run_rows(case, variants, device, how, progress)
         text = "\n".join(part for part in (step_rows.format_case(rows), describe(case, rows)) if part)
         return text, [record(case, row, rows) for row in rows]
 

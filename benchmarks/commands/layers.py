@@ -5,8 +5,9 @@ measures attention and max without linear layers; there every input gets a gradi
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from benchmarks.cases.layers import DTYPES
 from benchmarks.cases.names import UnknownNameError, named, refuse_unknown
 from benchmarks.cases.registry import Case, graphs_of, select
 from benchmarks.commands import driver
-from benchmarks.measuring import measure
-from benchmarks.measuring.comparison import Row
+from benchmarks.measuring import isolated, measure
+from benchmarks.measuring.comparison import Row, run_case
 from benchmarks.reporting import step_rows, tables
 from benchmarks.rows.variants import Variant, for_device
 from gnncompile.report.traffic import rates_of
@@ -46,6 +47,8 @@ SUITES = {
 DEFAULT_ROWS = "; ".join(f"{name}: {','.join(suite.rows)}" for name, suite in SUITES.items())
 # Columns that name a case.
 KEY = ("graph", "model", "order")
+CasesOf = Callable[[argparse.Namespace], list[Case]]
+ISOLATED = "each in a process of its own, in turns, and checked after its times were taken"
 SUMMARY_HEADER = [
     "",
     "eager ms",
@@ -76,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precisions", help="comma-separated, fp32 or bf16 (default: fp32; cases of attention have their own)"
     )
     add_row_limit(parser)
+    add_isolate(parser)
 
 
 def add_row_limit(parser: argparse.ArgumentParser) -> None:
@@ -89,19 +93,36 @@ def add_row_limit(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_isolate(parser: argparse.ArgumentParser) -> None:
+    """Declares `--isolate`."""
+    parser.add_argument(
+        "--isolate",
+        action="store_true",
+        help="run each row in a process of its own, which computes nothing else before its times are taken, so that "
+        "the memory that the C library keeps is the row's; rows are checked afterwards, and need their memory at once",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     budget = driver.Budget(args.budget)
     device = torch.device(args.device)
     suite = SUITES[args.suite]
-    graph = args.graph or suite.graph
-    models = args.layers.split(",") if args.layers else None
-    cases = select(args.suite, graph, models, args.order.split(",") if args.order else suite.orders)
-    if args.precisions:
-        cases = in_precisions(cases, args.precisions.split(","))
     variants = named(for_device(device), args.rows.split(",") if args.rows else suite.rows)
-    name = f"{args.suite}-{graph}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
-    return measure_cases(args, name, cases, variants, budget)
+    name = f"{args.suite}-{_graph(args)}-{device.type}" if suite.graph else f"{args.suite}-{device.type}"
+    return measure_cases(args, name, cases_of, variants, budget)
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Returns the cases that the command line names."""
+    models = args.layers.split(",") if args.layers else None
+    orders = args.order.split(",") if args.order else SUITES[args.suite].orders
+    cases = select(args.suite, _graph(args), models, orders)
+    return in_precisions(cases, args.precisions.split(",")) if args.precisions else cases
+
+
+def _graph(args: argparse.Namespace) -> str | None:
+    return args.graph or SUITES[args.suite].graph
 
 
 def in_precisions(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case]:
@@ -117,21 +138,22 @@ def in_precisions(cases: Sequence[Case], precisions: Sequence[str]) -> list[Case
 
 
 def measure_cases(
-    args: argparse.Namespace, stem: str, cases: Sequence[Case], variants: Sequence[Variant], budget: driver.Budget
+    args: argparse.Namespace, stem: str, cases_of: CasesOf, variants: Sequence[Variant], budget: driver.Budget
 ) -> int:
     """Measures cases that have targets and limits, with gradients of their inputs.
 
     Args:
-        args: the command line, with the options of :func:`add_row_limit` and `driver.add_sync_check`.
-        stem: the stem of the names of the result files.
-        cases: the cases, in order.
+        args: the command line, with the options of :func:`add_row_limit`, :func:`add_isolate` and
+            `driver.add_sync_check`.
+        stem: the stem of the names of the result files. Results of isolated rows have files of their own.
+        cases_of: returns the cases of the command line, in order. Other processes call it too.
         variants: the rows of each table.
         budget: the time limit.
 
     Returns:
         The exit status: 1 if a row is wrong or gnncompile failed.
     """
-    device = torch.device(args.device)
+    device, cases = torch.device(args.device), cases_of(args)
 
     def record(case: Case, row: Row, rows: Sequence[Row]) -> dict[str, Any]:
         return record_layer(case, row, rows, device)
@@ -139,10 +161,19 @@ def measure_cases(
     def describe(case: Case, rows: Sequence[Row]) -> str:
         return describe_layer(case, rows, device)
 
+    def run_isolated(case: Case, *settings: Any) -> list[Row]:
+        return isolated.run_case(partial(_nth_case, cases_of, args, cases.index(case)), *settings)
+
     how = driver.options(args, input_grad=True, sync_check=args.sync_check, warmup=2, row_limit=args.row_limit)
-    steps = driver.measure_steps(variants, device, how, record, describe)
+    steps = driver.measure_steps(variants, device, how, record, describe, run_isolated if args.isolate else run_case)
     more = {"peak MiB": measure.peak_memory_definition(device)}
+    if args.isolate:
+        stem, more["rows"] = f"{stem}-isolated", ISOLATED
     return driver.run(args, stem, cases, steps, more=more, key=KEY, summary=summary, budget=budget)
+
+
+def _nth_case(cases_of: CasesOf, args: argparse.Namespace, index: int) -> Case:
+    return cases_of(args)[index]
 
 
 def limit_ms(case: Case, device: torch.device) -> float | None:

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.cases.layers import DTYPES
 from benchmarks.cases.names import chosen
-from benchmarks.cases.registry import science_case, select
+from benchmarks.cases.registry import Case, science_case, select
 from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
-from benchmarks.commands.layers import add_row_limit, measure_cases
+from benchmarks.commands.layers import add_isolate, add_row_limit, measure_cases
 from benchmarks.rows.variants import for_device
 
 NAME = "science"
@@ -30,14 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--scale", type=float, default=1.0, help="share of the nodes and edges of each model, for small machines"
     )
     add_row_limit(parser)
+    add_isolate(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
     budget, device = driver.Budget(args.budget), torch.device(args.device)
+    return measure_cases(args, f"science-{device.type}", cases_of, chosen(for_device(device), args.rows), budget)
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Returns the cases that the command line names, in the size that it asks for."""
     names = [f"{model} {precision}" for model in args.models.split(",") for precision in args.precisions.split(",")]
     cases = select("science", None, names)
-    if args.scale != 1.0:
-        parts = [case.name.rpartition(" ") for case in cases]
-        cases = [science_case(name, precision, SCIENCE[name].graph(name, args.scale)) for name, _, precision in parts]
-    return measure_cases(args, f"science-{device.type}", cases, chosen(for_device(device), args.rows), budget)
+    if args.scale == 1.0:
+        return cases
+    parts = [case.name.rpartition(" ") for case in cases]
+    return [science_case(name, precision, SCIENCE[name].graph(name, args.scale)) for name, _, precision in parts]

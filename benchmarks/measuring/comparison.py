@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.cases.registry import Case
 from benchmarks.measuring import counting, measure
@@ -81,10 +81,7 @@ def run_case(
     """
     # Reset only once: a reset drops compiled code, and all rows must stay compiled to be timed in turns.
     counting.reset()
-    model = case.model(device, options.seed)
-    inputs = case.inputs(device, options.seed)
-    if options.input_grad:
-        inputs = case.with_gradients(inputs)
+    model, inputs = model_and_inputs(case, device, options)
     rows, steps = [Row(variant) for variant in variants], {}
     progress("reference in float64")
     try:
@@ -97,8 +94,7 @@ def run_case(
     # All rows share the code of the model's classes, so Dynamo's limit on recompiles must be high enough for all.
     with torch._dynamo.config.patch(recompile_limit=64):
         for row in rows:
-            if row.variant.is_baseline and case.ends_process(device):
-                row.fail("FAILED", case.ends_process(device))
+            if refuse(row, case, device):
                 continue
             progress(f"{row.variant.name}: build and check")
             step = _prepare(row, model, inputs, reference, device, options)
@@ -115,14 +111,32 @@ def run_case(
     return rows
 
 
+def model_and_inputs(case: Case, device: torch.device, options: Options) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Returns the model of a case and its arguments, the same in every process."""
+    inputs = case.inputs(device, options.seed)
+    return case.model(device, options.seed), case.with_gradients(inputs) if options.input_grad else inputs
+
+
+def refuse(row: Row, case: Case, device: torch.device) -> bool:
+    """Whether a row must not be run on a device; marks it as failed then."""
+    reason = case.ends_process(device) if row.variant.is_baseline else ""
+    if reason:
+        row.fail("FAILED", reason)
+    return bool(reason)
+
+
 def reference_of(case: Case, model: nn.Module, inputs: tuple[Any, ...], seed: int) -> Reference:
     """Returns the reference that all rows of a case are checked against, with random weights for the output."""
-    generator = torch.Generator().manual_seed(seed + 1)
     model = case.reference(model)
     with torch.no_grad():
         output = model(*inputs)
-    weights = torch.randn(output.shape, generator=generator).to(output)
-    return Reference(model, inputs, weights)
+    return Reference(model, inputs, draw_weights(output, seed))
+
+
+def draw_weights(output: Tensor, seed: int) -> Tensor:
+    """Returns random weights for an output, of its shape and dtype and on its device."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return torch.randn(output.shape, generator=generator).to(output)
 
 
 def _prepare(
@@ -143,11 +157,7 @@ def _prepare(
         if not row.verdict.ok:
             row.fail("WRONG", str(row.verdict))
             return None
-        if row.variant.is_ours and options.sync_check and device.type == "cuda":
-            row.syncs = measure.sync_error(step, device) or "none"
-        step.clear()
-        row.memory = measure.memory(step.forward, step.backward, device, alive_before)
-        step.clear()
+        measure_once(row, step, device, options, alive_before)
     except Exception as error:
         row.fail("FAILED", first_line(error))
         return None
@@ -155,24 +165,47 @@ def _prepare(
 
 
 def _run_and_check(row: Row, step: Step, reference: Reference, device: torch.device, options: Options) -> Verdict:
-    """Checks the first step and the third, and counts captured graphs, graph breaks and recompiles in these steps.
+    """Runs three steps, and checks the results of the first and of the third."""
+    start = run_first_step(row, step, device)
+    verdict = reference.check(step.results())
+    run_next_steps(row, step, start, device, options)
+    return reference.check(step.results()) if verdict.ok else verdict
 
-    By the third step a recording or an automatic recompile may have happened.
-    """
+
+def run_first_step(row: Row, step: Step, device: torch.device) -> counting.Mark:
+    """Times the first step of a row and counts its graph breaks. Returns the mark of its beginning."""
     start = counting.mark()
     begin = time.perf_counter()
     step()
     measure.synchronize(device)
     row.first_s = time.perf_counter() - begin
     row.graph_breaks = counting.since(start).graph_breaks
-    verdict = reference.check(step.results())
+    return start
+
+
+def run_next_steps(row: Row, step: Step, start: counting.Mark, device: torch.device, options: Options) -> None:
+    """Runs two more steps, and counts captured graphs and recompiles since the mark `start`.
+
+    By the third step a recording or an automatic recompile may have happened.
+
+    Raises:
+        TimeoutError: to time the row would take longer than the limit of a row.
+    """
     step_ms = [measure.time_step(step, device) for _ in range(2)][-1]
     least_ms = measure.least_ms(step_ms, options.seconds, options.rounds, options.warmup)
     if options.row_limit is not None and least_ms > options.row_limit * 1e3:
         raise TimeoutError(f"{step_ms:.0f} ms per step: timing it would take longer than {options.row_limit:g} s")
     counts = counting.since(start)
     row.graphs, row.recompiles = counts.graphs, counts.recompiles
-    return reference.check(step.results()) if verdict.ok else verdict
+
+
+def measure_once(row: Row, step: Step, device: torch.device, options: Options, alive_before: int) -> None:
+    """Measures what one step of a row shows: its memory, and host syncs of gnncompile."""
+    if row.variant.is_ours and options.sync_check and device.type == "cuda":
+        row.syncs = measure.sync_error(step, device) or "none"
+    step.clear()
+    row.memory = measure.memory(step.forward, step.backward, device, alive_before)
+    step.clear()
 
 
 def _time(

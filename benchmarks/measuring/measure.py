@@ -6,9 +6,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -58,6 +59,71 @@ def time_step(step: StepFunction, device: torch.device) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+class Turns(Protocol):
+    """A row whose time is taken in turns with others."""
+
+    def warm_up(self) -> None:
+        """Prepares the turns."""
+
+    def take(self, number: int) -> None:
+        """Takes the turn of round `number`."""
+
+
+def take_turns(rows: Sequence[Turns], rounds: int, on_round: Callable[[int], None] | None = None) -> None:
+    """Warms all rows up, then gives each row a turn in every round.
+
+    Args:
+        rows: the rows, in the order of their turns.
+        rounds: the number of turns of each row.
+        on_round: called with the number of finished rounds, to show progress.
+    """
+    for row in rows:
+        row.warm_up()
+    for number in range(rounds):
+        for row in rows:
+            row.take(number)
+        if on_round is not None:
+            on_round(number + 1)
+
+
+class HostTurns:
+    """The turns of a step, timed by the host. A slow step (`is_slow`) gets two turns of one step, without warm-up.
+
+    Args:
+        step: the step to time.
+        device: the device that it runs on.
+        seconds: the approximate time to measure it for.
+        rounds: the number of turns.
+        warmup: untimed runs before the first round; one more precedes each turn.
+    """
+
+    def __init__(
+        self, step: StepFunction, device: torch.device, seconds: float = 3.0, rounds: int = 10, warmup: int = 5
+    ) -> None:
+        self.step, self.device = step, device
+        self.seconds, self.rounds, self.warmup = seconds, rounds, warmup
+        self.samples: list[float] = []
+        self._per_round: int | None = None  # None for a slow step
+
+    def warm_up(self) -> None:
+        """Runs the untimed steps, and chooses the number of steps of each turn."""
+        _wait_for_builds()
+        once = time_step(self.step, self.device)
+        if is_slow(once, self.seconds):
+            return
+        for _ in range(self.warmup):
+            once = time_step(self.step, self.device)
+        self._per_round = max(2, min(200, round(self.seconds * 1e3 / self.rounds / max(once, 1e-3))))
+
+    def take(self, number: int) -> None:
+        """Times the steps of one turn."""
+        if self._per_round is not None:
+            self.step()  # brings caches back to this row's data
+            self.samples.extend(time_step(self.step, self.device) for _ in range(self._per_round))
+        elif number < 2:
+            self.samples.append(time_step(self.step, self.device))
+
+
 def interleaved(
     steps: Mapping[str, StepFunction],
     device: torch.device,
@@ -66,37 +132,10 @@ def interleaved(
     warmup: int = 5,
     on_round: Callable[[int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Times several steps in turns. A step that is slow (`is_slow`) gets two turns of one step, without warm-up.
-
-    Args:
-        steps: the steps to time, by name.
-        device: the device that they run on.
-        seconds: the approximate time to measure each step for.
-        rounds: the number of turns of each step.
-        warmup: untimed runs of each step before the first round; one more precedes each turn.
-        on_round: called with the number of finished rounds, to show progress.
-    """
-    _wait_for_builds()
-    per_round, slow = {}, set()
-    for name, step in steps.items():
-        once = time_step(step, device)
-        if is_slow(once, seconds):
-            slow.add(name)
-            continue
-        for _ in range(warmup):
-            once = time_step(step, device)
-        per_round[name] = max(2, min(200, round(seconds * 1e3 / rounds / max(once, 1e-3))))
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds):
-        for name, step in steps.items():
-            if name not in slow:
-                step()  # brings caches back to this row's data
-                samples[name].extend(time_step(step, device) for _ in range(per_round[name]))
-            elif number < 2:
-                samples[name].append(time_step(step, device))
-        if on_round is not None:
-            on_round(number + 1)
-    return {name: Timing.of(values) for name, values in samples.items()}
+    """Times several steps, by name, in turns; see :class:`HostTurns` and :func:`take_turns`."""
+    turns = {name: HostTurns(step, device, seconds, rounds, warmup) for name, step in steps.items()}
+    take_turns(list(turns.values()), rounds, on_round)
+    return {name: Timing.of(row.samples) for name, row in turns.items()}
 
 
 def _wait_for_builds() -> None:
@@ -106,37 +145,58 @@ def _wait_for_builds() -> None:
         native.wait()
 
 
-def queued(
-    steps: Mapping[str, StepFunction], device: torch.device, seconds: float = 0.3, rounds: int = 5
-) -> dict[str, Timing]:
-    """Times calls on a CUDA device in turns, without the host's time to launch them.
+QUEUED_ROUNDS = 5
+"""The usual number of turns of `QueuedTurns`."""
+
+
+class QueuedTurns:
+    """The turns of a call on a CUDA device, without the host's time to launch it.
 
     The device is kept waiting until all calls of a turn are queued. So between two events the device works without a
     pause, unless a call waits for the device itself. One measurement is the time of a turn, divided by its calls.
 
     Args:
-        steps: the calls to time, by name.
+        step: the call to time.
         device: a CUDA device.
-        seconds: the approximate time to measure each call for.
-        rounds: the number of turns of each call.
+        seconds: the approximate time to measure it for.
+        rounds: the number of turns.
     """
-    alone = {name: [time_step(step, device) for _ in range(4)][-1] for name, step in steps.items()}
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            calls = max(1, min(50, round(seconds * 1e3 / rounds / alone[name])))
-            step()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            # torch has no public function to keep the device busy. A cycle is about half a nanosecond. A call that
-            # takes milliseconds keeps the device busy by itself.
-            torch.cuda._sleep(round(calls * min(alone[name], 0.5) * 1.5e-3 * 2e9))
-            start.record()
-            for _ in range(calls):
-                step()
-            end.record()
-            synchronize(device)
-            samples[name].append(start.elapsed_time(end) / calls)
-    return {name: Timing.of(values) for name, values in samples.items()}
+
+    def __init__(
+        self, step: StepFunction, device: torch.device, seconds: float = 0.3, rounds: int = QUEUED_ROUNDS
+    ) -> None:
+        self.step, self.device = step, device
+        self.seconds, self.rounds = seconds, rounds
+        self.samples: list[float] = []
+        self._once = 0.0
+
+    def warm_up(self) -> None:
+        """Runs the call, and notes the time of one."""
+        self._once = [time_step(self.step, self.device) for _ in range(4)][-1]
+
+    def take(self, number: int) -> None:
+        """Times the calls of one turn."""
+        calls = max(1, min(50, round(self.seconds * 1e3 / self.rounds / self._once)))
+        self.step()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # torch has no public function to keep the device busy. A cycle is about half a nanosecond. A call that
+        # takes milliseconds keeps the device busy by itself.
+        torch.cuda._sleep(round(calls * min(self._once, 0.5) * 1.5e-3 * 2e9))
+        start.record()
+        for _ in range(calls):
+            self.step()
+        end.record()
+        synchronize(self.device)
+        self.samples.append(start.elapsed_time(end) / calls)
+
+
+def queued(
+    steps: Mapping[str, StepFunction], device: torch.device, seconds: float = 0.3, rounds: int = QUEUED_ROUNDS
+) -> dict[str, Timing]:
+    """Times calls on a CUDA device, by name, in turns; see :class:`QueuedTurns`."""
+    turns = {name: QueuedTurns(step, device, seconds, rounds) for name, step in steps.items()}
+    take_turns(list(turns.values()), rounds)
+    return {name: Timing.of(row.samples) for name, row in turns.items()}
 
 
 def is_slow(step_ms: float, seconds: float) -> bool:

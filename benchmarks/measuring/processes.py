@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,14 @@ def run(module: str, settings: Mapping[str, Any], seconds: float) -> Any:
 
 
 def _end(started: "subprocess.Popen[bytes]") -> None:
-    """Kills the processes that are left of a session."""
-    try:
-        os.killpg(started.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    finally:
-        started.wait()
+    kill_session(started.pid)
+    started.wait()
+
+
+def kill_session(pid: int) -> None:
+    """Kills the processes that are left of a session, which the process `pid` began."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def main(work: Callable[[dict[str, Any]], Any]) -> int:

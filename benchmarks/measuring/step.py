@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from benchmarks.cases.nested import tensors
 
+Weights = Tensor | Callable[[Tensor], Tensor]
+
 
 @dataclass
 class Step:
@@ -17,12 +19,19 @@ class Step:
 
     Calling the object runs one step from cleared gradients. The sum itself is not computed. Its gradient, which is
     :math:`\mathbf{w}`, is passed to `backward`, so that only the model is timed.
+
+    Attributes:
+        runner: the model as it is run.
+        model: the module with the parameters that `runner` uses.
+        inputs: the arguments.
+        weights: the weights, of the shape of the output; or a function that draws them for the first output, if no
+            output is known before the first step.
     """
 
     runner: Callable[..., Any]
-    model: nn.Module  # holds the parameters `runner` uses
+    model: nn.Module
     inputs: tuple[Any, ...]
-    weights: Tensor
+    weights: Weights
     output: Tensor | None = None
 
     def __call__(self) -> None:
@@ -33,7 +42,7 @@ class Step:
     def forward(self) -> None:
         """Runs the first half of a step, from cleared gradients."""
         self.clear()
-        if self.weights.is_cuda:
+        if isinstance(self.weights, Tensor) and self.weights.is_cuda:
             # CUDA graphs of torch.compile reuse the last step's memory: tell them that it is no longer needed.
             torch.compiler.cudagraph_mark_step_begin()
         self.output = self.runner(*self.inputs)
@@ -42,6 +51,8 @@ class Step:
         """Runs the second half of a step."""
         if self.output is None:
             raise RuntimeError("backward: no forward was run yet; call forward first")
+        if not isinstance(self.weights, Tensor):
+            self.weights = self.weights(self.output)
         torch.autograd.backward(self.output, self.weights)
         self.output = self.output.detach()
 

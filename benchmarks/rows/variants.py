@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,23 +11,21 @@ from torch import nn
 Runner = Callable[..., Any]
 
 
-def _gnncompile(**options: Any) -> Callable[[nn.Module], Runner]:
-    def build(model: nn.Module) -> Runner:
-        # Imported here: a benchmark without this row must run even if gnncompile cannot be imported.
-        import gnncompile
-
-        runner: Runner = gnncompile.compile(model, **options)
-        return runner
-
-    return build
+def _eager(model: nn.Module) -> Runner:
+    return model
 
 
-def _compile(**options: Any) -> Callable[[nn.Module], Runner]:
-    def build(model: nn.Module) -> Runner:
-        runner: Runner = torch.compile(model, **options)
-        return runner
+def _gnncompile(model: nn.Module, **options: Any) -> Runner:
+    # Imported here: a benchmark without this row must run even if gnncompile cannot be imported.
+    import gnncompile
 
-    return build
+    runner: Runner = gnncompile.compile(model, **options)
+    return runner
+
+
+def _compile(model: nn.Module, **options: Any) -> Runner:
+    runner: Runner = torch.compile(model, **options)
+    return runner
 
 
 PARTITIONED = "partitioned_scatter_enabled"
@@ -46,7 +45,7 @@ def has_option(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model: a name and what it does to the model."""
+    """One way to run a model: a name and what it does to the model. `build` can be pickled, for other processes."""
 
     name: str
     build: Callable[[nn.Module], Runner]
@@ -57,19 +56,19 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("eager", lambda model: model),
-    Variant("compile", _compile(), is_baseline=True),
-    Variant("compile dynamic", _compile(dynamic=True), is_baseline=True),
+    Variant("eager", _eager),
+    Variant("compile", _compile, is_baseline=True),
+    Variant("compile dynamic", partial(_compile, dynamic=True), is_baseline=True),
     Variant(
         "partitioned scatter",
-        _compile(options={PARTITIONED: True}),
+        partial(_compile, options={PARTITIONED: True}),
         devices=("cuda",),
         is_baseline=True,
         option=PARTITIONED,
     ),
-    Variant("reduce-overhead", _compile(mode="reduce-overhead"), devices=("cuda",)),
-    Variant("gnncompile", _gnncompile(), is_ours=True),
-    Variant("gnncompile r-o", _gnncompile(mode="reduce-overhead"), devices=("cuda",), is_ours=True),
+    Variant("reduce-overhead", partial(_compile, mode="reduce-overhead"), devices=("cuda",)),
+    Variant("gnncompile", _gnncompile, is_ours=True),
+    Variant("gnncompile r-o", partial(_gnncompile, mode="reduce-overhead"), devices=("cuda",), is_ours=True),
 )
 
 
