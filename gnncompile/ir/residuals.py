@@ -2,7 +2,7 @@
 
 The row values that a gradient needs are stored:
 - the maximum and the sum of each softmax;
-- each extremum, and the number of values that share its gradient;
+- each extremum, in the dtype of the values that it is chosen from, and the number of values that share its gradient;
 - reductions that only an epilogue reads;
 - sums over edges that save the gradient a walk.
 
@@ -12,7 +12,7 @@ otherwise gather wide rows, or compute a layer per edge, to compare again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from gnncompile.ir import bits
@@ -20,7 +20,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.costs import bytes_read
 from gnncompile.ir.cutting import trailing
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
-from gnncompile.ir.region import BITS, STATISTICS, Node, Output, Region, Space, behind
+from gnncompile.ir.region import BITS, HALVES, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
 from gnncompile.ir.vjp import Differentiation, cheapest, vjp
 
@@ -83,18 +83,26 @@ def tensors_read(region: Region, wanted: tuple[bool, ...], kind: str) -> frozens
 
 
 class _Residuals:
-    """The outputs of a region; :meth:`add` appends a value in compute precision unless it is an output already."""
+    """The outputs of a region; :meth:`add` appends a value, without rounding it, unless it is an output already."""
 
     def __init__(self, region: Region) -> None:
         self.by, self.compute = region.by, region.compute
         self.outputs = list(region.outputs)
 
     def add(self, b: Builder, node: int) -> None:
-        if not any(o.node == node and o.dtype == self.compute for o in self.outputs):
-            self.outputs.append(Output(node, self.compute, trailing(b.nodes[node].shape)))
+        dtype = _selected(b.nodes, node) or self.compute
+        if not any(o.node == node and o.dtype in (dtype, self.compute) for o in self.outputs):
+            self.outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
         return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.unmasked, b.tiled)
+
+
+def _selected(nodes: Sequence[Node], extremum: int) -> str | None:
+    """Returns the dtype of the rows of which an extremum selects elements: it has no further digits. Otherwise None."""
+    node = nodes[extremum]
+    rows = nodes[node.args[0]] if gradient_of(node.op) == "ties" else node
+    return rows.dtype if rows.op == "input" and rows.dtype in HALVES else None
 
 
 def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:

@@ -184,9 +184,11 @@ class Differentiation:
             raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self.forward.saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
-        # A row stage divides once per row, not once per edge.
-        (temporary,) = self.stages.add(self.region.by, [(share, False, self.compute)])
-        return b.op("where", reached, self.stages.load(temporary, self.region.by, share), b.const(0))
+        # A row stage divides once per row, not once per edge. A share has the cotangent's dtype, as in torch's gradient.
+        given = b.nodes[cotangent]
+        dtype = given.dtype if given.op == "input" else self.compute
+        (temporary,) = self.stages.add(self.region.by, [(share, False, dtype)])
+        return b.op("where", reached, self.stages.load(temporary, self.region.by, share, dtype), b.const(0))
 
     def _softmax_dot(self, at: int, cotangent: int) -> int:
         """The sum of alpha * d(alpha) over a row's edges; computed from outputs if alpha is only a factor of sums."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -192,6 +193,82 @@ def test_products_fit_in_the_shared_memory_of_small_gpus():
     """A program has up to 99 KiB on GPUs of compute capability 8.6 and 8.9. Wider sums are no products."""
     shared = [int(line) for line in without_interpreter("-c", COMPILE).splitlines()]
     assert [number > 0 for number in shared] == [True, False, True, False, False, False] and max(shared) <= 99 * 1024
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape, is_product",
+    [
+        ((1, 64, 16), True),
+        ((1, 100, 9), True),
+        ((1, 128, 32), True),
+        ((1, 24, 8), True),  # in pieces of hubs
+        ((1, 8, 16), False),
+        ((1, 64, 4), False),
+        ((1, 130, 9), True),
+        ((1, 300, 9), False),
+        ((1, 128, 40), False),
+        ((2, 64, 16), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("where", [FULL, "no edge", "one edge", "long rows"])
+def test_layers_of_halves_are_products(
+    where: str,
+    shape: tuple[int, int, int],
+    is_product: bool,
+    dtype: str,
+    which: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Small integers have 16 bits, and their sums 24: nothing is rounded."""
+    needs_interpreter(which, device)
+    monkeypatch.setattr(torch, "randn", lambda size, dtype: torch.randint(-2, 3, size).to(dtype))
+    region = message(dtype, *shape)
+    region = replace(region, outputs=tuple(replace(out, dtype="float32") for out in region.outputs))
+    with kernels(which):
+        check(region, where, shape[2], device, 0.0)
+        text = launch.kernel(region.spec, device).listing
+    assert ("(dot(" in text) == (which == "triton" and is_product)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+def test_features_reach_their_own_rows_only(which: str, device: str):
+    """A product of several edges at once does not spread what is no number, nor read edges that are masked out."""
+    needs_interpreter(which, device)
+    region = message("bfloat16", 1, 64, 16)
+    walk, rows, columns, edges = graph("long rows")
+    x, features, weights = tensors(region, rows, columns, edges, 16)
+    features[5] = features[-3] = float("nan")  # edge 5 is masked out; the last but two is the only one of row 1
+    out = torch.empty(rows, 64, dtype=torch.bfloat16, device=device)
+    with kernels(which):
+        given = [t.to(device) for t in (x, features, weights)]
+        launch.kernel(region.spec, device)(given, Layout(*(t.to(device) for t in walk)), [out])
+    assert out.isnan().any(1).tolist() == [False, True, False, False, False]
+
+
+COMPILE_LAYERS = """
+from dataclasses import replace
+from tests.kernels.test_edge_linears import message
+from gnncompile.codegen.triton.kernel import TritonKernel
+
+for channels, features in ((64, 16), (128, 16), (128, 32), (24, 9)):
+    kernel = TritonKernel(message("bfloat16", 1, channels, features))
+    for variant in (kernel.ordinary, *kernel.pieces, *kernel.hubs):
+        for capability in ((8, 0), (9, 0)):
+            print("dot(" in variant.text, variant.entry.compile(capability).shared)
+"""
+
+
+def test_products_of_few_edges_are_compiled():
+    """Triton refuses blocks of too few columns, but not here: without a GPU its interpreter would not tell."""
+    lines = [line.split() for line in without_interpreter("-c", COMPILE_LAYERS).splitlines()]
+    assert sum(product == "True" for product, _ in lines) >= 8
+    assert max(int(shared) for _, shared in lines) <= 48 * 1024
 
 
 def test_float16_overflows_as_in_eager():

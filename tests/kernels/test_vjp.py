@@ -334,6 +334,45 @@ def test_ties_share_the_gradient_as_in_eager(kind: str, on: str, reached: float)
     torch.testing.assert_close(found, torch.autograd.grad((expected * weight).sum(), theirs))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_extrema_of_16_bits_have_no_further_digits(kind: str, dtype: str):
+    """A gradient reads 16 bits of each row at the other end of an edge: of the extremum, and of the shares."""
+
+    def extremum(computed: bool) -> Region:
+        b = Builder(D)
+        x = b.input(0, S, (1, 4), dtype)
+        value = b.reduce(kind, b.op("mul", x, x) if computed else x)
+        return with_residuals(b.finish([Output(value, dtype, (4,))]))
+
+    region = extremum(computed=False)
+    assert [out.dtype for out in region.outputs] == [dtype, "float32"]  # the second counts ties
+    (rows, walk) = vjp(region, (True,), (True, False)).stages
+    assert {node.dtype for node in walk.region.inputs} == {dtype}
+    assert [out.dtype for out in rows.region.outputs] == [dtype]
+    computed = [out.dtype for out in extremum(computed=True).outputs]
+    assert computed == [dtype, "float32", "float32"], "products of 16 bits have more digits"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["max", "min"])
+def test_shares_of_16_bits_are_those_of_eager(kind: str, dtype: torch.dtype):
+    """Three edges of a row reach the extremum, and each node has one edge: both round a third in the same way."""
+    name = str(dtype).removeprefix("torch.")
+    region = region_of(lambda b: [Output(b.reduce(kind, b.input(0, S, (1, 2), name)), name, (2,))])
+    g = graph([(0, 0), (0, 1), (0, 2), (2, 3), (2, 4)], 3, 5)
+    x = torch.tensor([[1.5], [1.5], [1.5], [0.3], [-0.3]]).expand(5, 2).to(dtype)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (out,) = results(region, [ours], g.both())
+    index = g.dst.view(-1, 1).expand(-1, 2)
+    expected = theirs.new_zeros(3, 2).scatter_reduce(0, index, theirs[g.src], f"a{kind}", include_self=False)
+    assert torch.equal(out, expected)
+    weight = torch.tensor([[0.7], [1.3], [-2.9]]).expand(3, 2).to(dtype)
+    (found,) = torch.autograd.grad(out, ours, weight)
+    (wanted,) = torch.autograd.grad(expected, theirs, weight)
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("name", ["mixed", "gat", "dot attention", "epilogue"])
 def test_only_some_gradients_wanted(name: str):
     g, region = GRAPHS["bipartite, duplicates, empty rows"], REGIONS[name]

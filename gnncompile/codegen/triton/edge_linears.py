@@ -1,13 +1,18 @@
 """Writes Triton statements for linear layers of edge features; ``c5_2`` is feature 2 of value 5.
 
-A layer is a multiply-add for each feature and element of the tile. Features are loaded in words of 64 bits where
-possible, which halves the number of loads. All lanes of a warp load the same word.
+A layer of 16-bit features and weights is a matrix product over the edges of a step, ``features @ weights``, which the
+GPU's matrix units compute. They sum in float32. Other layers are a multiply-add for each feature and element of the
+tile. Their features are loaded in words of 64 bits where possible, which halves the number of loads. All lanes of a
+warp load the same word.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
+
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import products_of_halves, reads_many_weights
+from gnncompile.codegen.triton.tile import layers_by_products, padded, products_of_halves, reads_many_weights
 from gnncompile.codegen.triton.values import ValueWriter
 from gnncompile.ir.region import LAYERS, Node, Region, Shape
 
@@ -34,12 +39,56 @@ _ALIGNED = 1024
 class LayerWriter(ValueWriter):
     """A writer of values that also writes linear layers of edge features, and ``transposed`` nodes."""
 
+    @cached_property
+    def _layer_products(self) -> frozenset[int]:
+        """The layers that are matrix products."""
+        return layers_by_products(self.region, self.tile)
+
+    @cached_property
+    def _one_by_one(self) -> frozenset[int]:
+        """The values whose features are read one by one."""
+        readers = [n for at, n in enumerate(self.region.nodes) if at not in self._layer_products]
+        return frozenset(n.args[0] for n in readers if n.op in ("linear", "outer"))
+
+    def _load_weights(self, values: Sequence[int]) -> None:
+        """Writes, before a loop that computes these values, the loads of the weights of products."""
+        for i in values:
+            if i not in self._layer_products:
+                continue
+            node = self.region.nodes[self.region.nodes[i].args[1]]
+            length, (place, masks) = self.region.features(i), self.feature(node.shape)
+            self.line(f"feature{length} = tl.arange(0, {padded(length)})")
+            place = f"t{node.value} + feature{length}[:, None] * {node.shape[1]}{place}"
+            masks = masks + self.feature_masks(length, "[:, None]")
+            self.line(f"weights{i} = tl.trans(tl.load({place}{masked(masks, other='0')}))")
+
+    def feature_masks(self, length: int, axes: str) -> list[str]:
+        """Returns the mask of a block of `length` features, if the block has more rows or columns."""
+        return [f"(feature{length}{axes} < {length})"] if padded(length) > length else []
+
+    def load_features(self, i: int) -> str:
+        """Returns the load of value `i`, features of edges, as one tile of edges and features."""
+        node = self.region.nodes[i]
+        length, (place, masks) = node.shape[1], self.place(node.space, node.shape[1], (1, 1))
+        masks = masks + self.feature_masks(length, "[None, :]")
+        return f"tl.load(t{node.value}{place} + feature{length}[None, :]{masked(masks, other='0')})"
+
+    def _layer_product(self, i: int) -> str:
+        """Writes the load of the edges' features; returns the text of the product.
+
+        The product is taken of the transposed matrices: matrix units multiply blocks of at least 16 rows and 8 columns,
+        and a step has few edges.
+        """
+        self.line(f"features{i} = tl.trans({self.load_features(self.region.nodes[i].args[0])})")
+        lengths = f"[{self.extent('channel', self.region.nodes[i].shape[1])}, {self.tile.edges}]"
+        return f"tl.trans(dot(weights{i}, features{i}, tl.full({lengths}, 0.0, {self.compute})))"
+
     def _compute(self, i: int) -> None:
         if self.region.nodes[i].op in LAYERS:
             self._bind(i, self._linear(i) if self.region.nodes[i].op == "linear" else self._transposed(i))
         else:
             super()._compute(i)
-        if i in self.region.columns:
+        if i in self._one_by_one:
             self._columns(i)
 
     def _columns(self, i: int) -> None:
@@ -73,6 +122,8 @@ class LayerWriter(ValueWriter):
 
     def _linear(self, i: int) -> str:
         """Writes a linear layer except its last multiply-add, whose text it returns."""
+        if i in self._layer_products:
+            return self._layer_product(i)
         features, at = self.region.nodes[i].args
         total = ""
         for k, row in enumerate(self._weights(i, at)):

@@ -40,10 +40,6 @@ class EdgeSumsWriter(Writer):
         """The sums that are matrix products."""
         return products_of_halves(self.region)
 
-    def _imports(self) -> list[str]:
-        product = ["", "from gnncompile.codegen.gemm.kernels import dot"] if self._products else []
-        return super()._imports() + product
-
     def _prologue(self) -> None:
         super()._prologue()
         for length in sorted({self.region.features(i) for i in self._products}):
@@ -66,14 +62,7 @@ class EdgeSumsWriter(Writer):
         if not any(self.region.nodes[at].args[0] == i for at in self._products):
             super()._columns(i)
             return
-        node = self.region.nodes[i]
-        place, masks = self.place(node.space, node.shape[1], (1, 1))
-        masks += self._feature_masks(node.shape[1], "[None, :]")
-        text = f"t{node.value}{place} + feature{node.shape[1]}[None, :]"
-        self.line(f"features{i} = tl.load({text}{masked(masks, other='0')})")
-
-    def _feature_masks(self, length: int, axes: str) -> list[str]:
-        return [f"(feature{length}{axes} < {length})"] if padded(length) > length else []
+        self.line(f"features{i} = {self.load_features(i)}")
 
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
@@ -103,7 +92,7 @@ class EdgeSumsWriter(Writer):
         offset, masks = self.feature(node.shape)
         if i in self._products:
             length = self.region.features(i)
-            masks += self._feature_masks(length, "[:, None]")
+            masks += self.feature_masks(length, "[:, None]")
             place = f"{self.plan.offsets[i]} + feature{length}[:, None] * {node.shape[1]}{offset}"
             self.line(f"tl.store(partial + program * {self.plan.partial_length} + {place}, acc{i}{masked(masks)})")
             return

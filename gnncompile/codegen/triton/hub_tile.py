@@ -12,6 +12,7 @@ from gnncompile.codegen.triton.tile import (
     in_wide_lanes,
     is_bandwidth_bound,
     is_heavy,
+    layers_by_products,
     needs_whole_rows,
     power_of_two,
     reads_many_weights,
@@ -26,13 +27,13 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
 
     Most rows are too short to fill a step, but a piece is not, so its step has more edges. A step has fewer edges if
     several wide values per edge are read or written, so that ptxas spills no registers. It has no more edges than
-    `tile` if arithmetic dominates. If ties are counted, a step stays in registers until its maximum is known.
+    `tile` if arithmetic dominates, or if layers are products. If ties are counted, a step stays in registers until its maximum is known.
     """
     if plan.passes == 0:
         return None
     tiles, beside = tuning.TILES, tile.rows > 1 and plan.passes == 1
     tile = replace(tile, rows=1, steps=1)
-    if is_heavy(region, plan) or reads_many_weights(region):
+    if is_heavy(region, plan) or reads_many_weights(region) or layers_by_products(region, tile):
         return tile
     width = tile.width(region.grid)
     elements = tile.num_warps * tiles.elements_of_piece // min(power_of_two(wide_streams(region, plan)), 4)

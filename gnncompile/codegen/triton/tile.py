@@ -159,6 +159,38 @@ def _is_product_of_halves(region: Region, at: int) -> bool:
     return halves and wide and region.grid[0] == 1
 
 
+PRODUCT_EDGES = 8
+"""Edges of a step whose layers are products: the fewest columns that a GPU's matrix units multiply at once."""
+
+
+_PRODUCT_CHANNELS = 64
+"""Channels of a row for each warp of a program whose layers are products."""
+
+
+def layers_of_halves(region: Region) -> frozenset[int]:
+    """Returns the linear layers that are products of matrices, ``features @ weights``, of 16-bit factors.
+
+    There are none if the weights of all do not fit in the registers of a program.
+    """
+    found = frozenset(at for at, n in enumerate(region.nodes) if n.op == "linear" and _is_layer_of_halves(region, at))
+    sizes = sum(padded(region.features(at)) * power_of_two(region.nodes[at].shape[1]) for at in found)
+    fit = sizes <= 2 * tuning.TILES.edge_sums  # two values of 16 bits in a register
+    return found if fit and not region.sums_all else frozenset()
+
+
+def _is_layer_of_halves(region: Region, at: int) -> bool:
+    features, weights = (region.nodes[arg] for arg in region.nodes[at].args)
+    halves = features.op == weights.op == "input" and features.dtype == weights.dtype and features.dtype in HALVES
+    wide = features.shape[1] >= _FEWEST_FEATURES and region.grid[1] >= NARROWEST
+    return halves and wide and region.grid[0] == 1 and region.nodes[at].shape == region.grid
+
+
+def layers_by_products(region: Region, tile: Tile) -> frozenset[int]:
+    """Returns the linear layers that kernels with this tile compute as products of matrices."""
+    fits = tile.rows == tile.across(region.grid) == 1 and tile.edges >= PRODUCT_EDGES
+    return layers_of_halves(region) if fits else frozenset()
+
+
 def is_bandwidth_bound(region: Region, plan: Schedule) -> bool:
     """Whether a region does little but reduce rows, so that reading the rows takes most of the time."""
     return len(region.reductions) <= 2 and not region.softmaxes and arithmetic(region, plan) <= 2
@@ -309,9 +341,17 @@ def choose_tile(region: Region, plan: Schedule, dense: bool = False) -> Tile:
         pair = dots_per_edge(region, plan) and arithmetic(region, plan) <= tiles.pair_arithmetic
         return Tile(1, 2 if pair else 1, channels, 1)
     rows = _rows(region, plan, width, dense)
+    if rows == 1 and layers_by_products(region, tile := _tile_of_products(region, channels)):
+        return tile
     elements, stages = _step(region, plan, width) if rows == 1 else (_elements_of_several(region, plan, width), 1)
     edges = max(min(num_warps * elements // (rows * width), tiles.edges_per_step), 1)
     return Tile(rows, edges, channels, num_warps, stages, _steps(region, plan, rows, edges), heads if shared else 0)
+
+
+def _tile_of_products(region: Region, channels: int) -> Tile:
+    """Returns the tile of a region of one head whose layers are products. One warp packs bools fastest."""
+    num_warps = 1 if packs(region) else max(channels // _PRODUCT_CHANNELS, 1)
+    return Tile(1, PRODUCT_EDGES, channels, num_warps)
 
 
 def _tile_of_edge_sums(region: Region, plan: Schedule, channels: int, width: int) -> Tile:

@@ -6,6 +6,7 @@ need not be installed. See :mod:`gnncompile.codegen.triton.values` for the form 
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
 from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_tile
@@ -26,6 +27,9 @@ COUNTS = ("num_rows", "num_pieces", "num_large", "most_edges")
 They are the number of rows, of programs that walk a piece, and of programs for large hubs, and the most edges of a row
 that is no hub.
 """
+
+_PRODUCT = re.compile(r"(?<!\.)\bdot\(")
+"""A call of the function that multiplies matrices."""
 
 _WARP = 32
 """The threads of a warp."""
@@ -70,17 +74,14 @@ class Writer(ReductionWriter):
     def module(self) -> str:
         """Returns the text of the module."""
         functions = self.functions()
-        head = [*self._header(), "", *self._imports(), ""]
         text = "\n".join(functions)
+        product = ["", "from gnncompile.codegen.gemm.kernels import dot"] if _PRODUCT.search(text) else []
+        head = [*self._header(), "", "import triton", "import triton.language as tl", *product, ""]
         for reduction in REDUCTIONS.values():
             name = f"_{reduction.triton_function}"
             if reduction.triton_function and name in text:
                 head += ["", "@triton.jit", f"def {name}(a, b):", f"    return {reduction.triton.format('a', 'b')}", ""]
         return "\n".join([*head, "", *functions]) + "\n"
-
-    def _imports(self) -> list[str]:
-        """Returns the import statements of the module."""
-        return ["import triton", "import triton.language as tl"]
 
     def functions(self) -> list[str]:
         """Returns the lines of the functions that the kernel calls, then those of the kernel."""
@@ -200,6 +201,7 @@ class Writer(ReductionWriter):
         self.line(f"# pass {step + 1} of {self.plan.passes} over the edges")
         for i in loop.reductions:
             self._start(i)
+        self._load_weights(loop.values)
         self._open_loop(loop)
         for i in loop.values:
             self._compute(i)
