@@ -184,7 +184,7 @@ class Differentiation:
             raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self.forward.saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
-        # A row stage divides once per row, not once per edge. A share has the cotangent's dtype, as in torch's gradient.
+        # A row stage divides once per row, not once per edge. A share has the cotangent's dtype, as in torch.
         given = b.nodes[cotangent]
         dtype = given.dtype if given.op == "input" else self.compute
         (temporary,) = self.stages.add(self.region.by, [(share, False, dtype)])
