@@ -195,6 +195,8 @@ class IsolatedRow:
         counting.reset()
         self.case = self.make_case()
         self.model, self.inputs = comparison.model_and_inputs(self.case, self.device, self.options)
+        if self.device.type == "cuda":
+            _make_workspaces(self.device)
 
     def build(self) -> None:
         """Builds the row, and runs its first steps."""
@@ -245,6 +247,12 @@ class IsolatedRow:
         else:
             self.row.fail("WRONG", str(verdict))
         return self.row
+
+
+def _make_workspaces(device: torch.device) -> None:
+    """Lets torch allocate what it holds for products of a forward and of a backward, which is no memory of a row."""
+    one = torch.ones(1, 1, device=device, requires_grad=True)
+    (one @ one).backward()
 
 
 def _to(tensor: Tensor | None, device: torch.device) -> Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._inductor.codecache import AotCodeCompiler
 from torch.utils import _pytree as pytree
-from torch_geometric.nn import GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, GINEConv, SAGEConv
 from torch_geometric.utils import degree
 
 import gnncompile
@@ -68,6 +68,31 @@ def test_traced_programs_give_the_results_of_eager_in_float64(name):
             found, expected = (pytree.tree_leaves(one) for one in (program(*call), exact(*in_double(call))))
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def in_16_bits():
+    """Layers of 16-bit edge features, which are products in kernels, and where a kernel has pieces of hubs too."""
+    torch.manual_seed(0)
+    model = TwoLayers(GINEConv(nn.Linear(16, 64), edge_dim=16), GINEConv(nn.Linear(64, 8), edge_dim=16))
+    names = ("x", "edge_index", "edge_attr")
+
+    def call(size, seed=0):
+        x, edge_index, _ = inputs_of(names, size, seed)
+        return x.bfloat16(), edge_index, torch.randn(edge_index.size(1), 16).bfloat16()
+
+    return model.bfloat16().eval(), names, call
+
+
+@interpreted
+def test_traced_programs_in_16_bits():
+    model, names, call = in_16_bits()
+    example = call((40, 160, 3))
+    program = as_packaged(_Call(capture(model, example, {}, {}), model, example, {}, list(names)).plain().program)
+    exact = copy.deepcopy(model).double()
+    for given in (*(call(size) for size in SIZES[1:4]), hub(call((80, 400, 3)))):
+        with torch.no_grad():
+            (found,), (expected,) = (pytree.tree_leaves(one) for one in (program(*given), exact(*in_double(given))))
+        torch.testing.assert_close(found.double(), expected, rtol=5e-2, atol=5e-2 * float(expected.abs().max()))
 
 
 @interpreted
@@ -345,6 +370,21 @@ def test_packages_on_a_gpu(name, tmp_path):
     agree(model, calls, serve(path, calls, tmp_path)[0])
     found = gnncompile.package_info(path)
     assert found["device"] == "cuda" and found["card"] == torch.cuda.get_device_name()
+
+
+@pytest.mark.gpu
+def test_packages_in_16_bits_on_a_gpu(tmp_path):
+    model, _, call = in_16_bits()
+    model = model.cuda()
+    path = gnncompile.package(model, on_gpu(call((40, 160, 3))), tmp_path / "model.pt2")
+    calls = [on_gpu(one) for one in (*map(call, SIZES), hub(call((5000, 100_000, 9))))]
+    exact = copy.deepcopy(model).double()
+    for given, found in zip(calls, serve(path, calls, tmp_path)[0], strict=True):
+        assert not isinstance(found, str), found
+        with torch.no_grad():
+            (expected,) = pytree.tree_leaves(exact(*in_double(given)))
+        most = float(expected.abs().max()) if expected.numel() else 0.0
+        torch.testing.assert_close(found[0].cuda().double(), expected, rtol=5e-2, atol=5e-2 * most)
 
 
 @pytest.mark.gpu
