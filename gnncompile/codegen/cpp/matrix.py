@@ -153,14 +153,14 @@ def pays(left: Tensor, columns: int) -> bool:
         left: `left` of :func:`by_rows` or of :func:`over_rows`, ``[rows, depth]``.
         columns: The number of columns of the right matrix.
     """
-    if left.is_meta or left.dtype is not torch.float32 or not device_of(left.device).multiplies_in_own_vectors:
+    if left.is_meta or left.dtype is not torch.float32:
         return False
-    loops = tuning.LOOPS
-    if max(left.size(1), columns) > loops.widest_product or left.numel() * columns < loops.least_product:
+    (rows, depth), loops = left.shape, tuning.LOOPS  # sizes tell in no time that a matrix of a small graph is small
+    if max(depth, columns) > loops.widest_product or rows * depth * columns < loops.least_product:
         return False
-    if left.size(0) < loops.least_rows:  # by_rows copies the weight in each call
+    if rows < loops.least_rows:  # by_rows copies the weight in each call
         return False
-    return can_compile()
+    return device_of(left.device).multiplies_in_own_vectors and can_compile()
 
 
 def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor) -> None:
