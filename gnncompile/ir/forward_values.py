@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, STATISTICS, Node, Region, Space
+from gnncompile.ir.reductions import REDUCTIONS, gradient_of
+from gnncompile.ir.region import BITS, HALVES, STATISTICS, Node, Region, Space
 from gnncompile.ir.stages import Operand
+
+
+def selected_dtype(nodes: Sequence[Node], at: int) -> str | None:
+    """Returns the 16-bit dtype of the rows from which a maximum or minimum takes its elements; otherwise None.
+
+    In this dtype the extremum is not rounded.
+    """
+    node = nodes[at]
+    rows = nodes[node.args[0]] if gradient_of(node.op) == "ties" else None
+    return rows.dtype if rows is not None and rows.op == "input" and rows.dtype in HALVES else None
 
 
 class ForwardValues:
@@ -78,9 +90,10 @@ class ForwardValues:
         return self.saved(next(i for i, n in enumerate(nodes) if n.op == which and n.args == (softmax,)))
 
     def saved(self, at: int) -> int:
-        """Reads a forward value from an output, if possible in compute precision or packed; marks a missing output."""
+        """Reads a forward value from an output, if possible from one that is not rounded; marks a missing output."""
         found = [k for k, o in enumerate(self.region.outputs) if o.node == at]
-        exact = [k for k in found if self.region.outputs[k].dtype in (self.region.compute, BITS)]
+        unrounded = (self.region.compute, BITS, selected_dtype(self.region.nodes, at))
+        exact = [k for k in found if self.region.outputs[k].dtype in unrounded]
         if not found:
             return self.operand(Operand("missing", at), self.region.by, self.region.nodes[at], self.region.compute)
         k = (exact or found)[0]

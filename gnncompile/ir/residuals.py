@@ -12,15 +12,16 @@ otherwise gather wide rows, or compute a layer per edge, to compare again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 
 from gnncompile.ir import bits
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.costs import bytes_read
 from gnncompile.ir.cutting import trailing
+from gnncompile.ir.forward_values import selected_dtype
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
-from gnncompile.ir.region import BITS, HALVES, STATISTICS, Node, Output, Region, Space, behind
+from gnncompile.ir.region import BITS, STATISTICS, Node, Output, Region, Space, behind
 from gnncompile.ir.stages import Backward, Operand, Stage
 from gnncompile.ir.vjp import Differentiation, cheapest, vjp
 
@@ -90,19 +91,12 @@ class _Residuals:
         self.outputs = list(region.outputs)
 
     def add(self, b: Builder, node: int) -> None:
-        dtype = _selected(b.nodes, node) or self.compute
+        dtype = selected_dtype(b.nodes, node) or self.compute
         if not any(o.node == node and o.dtype in (dtype, self.compute) for o in self.outputs):
             self.outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
 
     def finish(self, b: Builder) -> Region:
         return Region(self.by, tuple(b.nodes), tuple(self.outputs), b.unmasked, b.tiled)
-
-
-def _selected(nodes: Sequence[Node], extremum: int) -> str | None:
-    """Returns the dtype of the rows of which an extremum selects elements: it has no further digits. Otherwise None."""
-    node = nodes[extremum]
-    rows = nodes[node.args[0]] if gradient_of(node.op) == "ties" else node
-    return rows.dtype if rows.op == "input" and rows.dtype in HALVES else None
 
 
 def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Region:

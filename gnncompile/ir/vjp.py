@@ -21,7 +21,7 @@ from gnncompile.ir import linear, tiled_stages
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.costs import bytes_read
 from gnncompile.ir.cutting import Stages, Transplant, elements
-from gnncompile.ir.forward_values import ForwardValues
+from gnncompile.ir.forward_values import ForwardValues, selected_dtype
 from gnncompile.ir.reductions import gradient_of
 from gnncompile.ir.region import (
     BITS,
@@ -184,9 +184,9 @@ class Differentiation:
             raise InvalidRegionError(f"region does not count the ties of %{at} {node.op}: call with_residuals first")
         count = self.forward.saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
-        # A row stage divides once per row, not once per edge. A share has the cotangent's dtype, as in torch.
-        given = b.nodes[cotangent]
-        dtype = given.dtype if given.op == "input" else self.compute
+        # A row stage divides once per row, not once per edge. In torch, shares have the dtype of what was reduced.
+        given, reduced = b.nodes[cotangent], selected_dtype(self.region.nodes, at)
+        dtype = reduced if reduced and given.op == "input" and given.dtype == reduced else self.compute
         (temporary,) = self.stages.add(self.region.by, [(share, False, dtype)])
         return b.op("where", reached, self.stages.load(temporary, self.region.by, share, dtype), b.const(0))
 

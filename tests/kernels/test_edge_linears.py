@@ -235,6 +235,18 @@ def test_layers_of_halves_are_products(
     assert ("(dot(" in text) == (which == "triton" and is_product)
 
 
+@pytest.mark.parametrize("which, device", DEVICES)
+def test_layers_of_halves_in_float64(which: str, device: str):
+    """Matrix units sum 16-bit factors in float32, which is too little beside a float64 input."""
+    needs_interpreter(which, device)
+    region = message("bfloat16", 1, 64, 16)
+    nodes = (replace(region.nodes[0], dtype="float64"), *region.nodes[1:])
+    region = replace(region, nodes=nodes, outputs=tuple(replace(out, dtype="float64") for out in region.outputs))
+    with kernels(which):
+        check(region, FULL, 16, device, 1e-13)
+        check(region, "long rows", 16, device, 1e-13)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("which, device", DEVICES)
 def test_features_reach_their_own_rows_only(which: str, device: str):

@@ -354,6 +354,24 @@ def test_extrema_of_16_bits_have_no_further_digits(kind: str, dtype: str):
     assert computed == [dtype, "float32", "float32"], "products of 16 bits have more digits"
 
 
+@pytest.mark.parametrize("given", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("returned", ["bfloat16", "float16", "float32"])
+def test_an_extremum_that_is_returned_in_another_dtype_is_found(given: str, returned: str):
+    """The gradient compares rows with the extremum itself, not with what the user gets, which may be rounded."""
+    region = region_of(lambda b: [Output(b.reduce("max", b.input(0, S, (1, 1), given)), returned, (1,))])
+    x = torch.tensor([[1.507e-5], [0.301], [1.507], [-0.3], [0.2]]).to(getattr(torch, given)).requires_grad_()
+    g = graph([(0, 0), (0, 1), (0, 2), (2, 3), (2, 4)], 3, 5)
+    (out,) = results(region, [x], g.both())
+    weight = torch.tensor([[0.7], [1.3], [-2.5]]).to(out.dtype)
+    (found,) = torch.autograd.grad(out, x, weight)
+    assert torch.equal(found.float(), torch.tensor([[0], [0], [weight[0, 0]], [0], [-2.5]]).to(x.dtype).float())
+    shares = [
+        out.dtype for out in vjp(region, (True,), (True, False, False)[: len(region.outputs)]).stages[0].region.outputs
+    ]
+    narrow = given == returned and given != "float32"
+    assert shares == [given if narrow else "float32"], "torch's shares have the dtype of what was reduced"
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["max", "min"])
 def test_shares_of_16_bits_are_those_of_eager(kind: str, dtype: torch.dtype):

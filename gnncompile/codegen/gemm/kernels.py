@@ -32,7 +32,7 @@ def parts(x):
 
 @triton.jit
 def dot(a, b, total):
-    """``total + a @ b`` of bfloat16 matrices, in float32."""
+    """``total + a @ b`` of matrices of 16 bits, in float32."""
     if INTERPRETED:
         return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
     return tl.dot(a, b, total)

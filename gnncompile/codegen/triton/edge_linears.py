@@ -26,7 +26,7 @@ def _per_word(node: Node) -> int:
 
 
 def read_as_words(region: Region) -> frozenset[int]:
-    """Returns the positions of tensors that are read in words, whose addresses must be multiples of 8 bytes."""
+    """Returns the positions of tensors that may be read in words, whose addresses must be multiples of 8 bytes."""
     as_tiles = {region.nodes[at].args[0] for at in products_of_halves(region)}
     read = [region.nodes[at] for at in region.columns - as_tiles if _per_word(region.nodes[at]) > 1]
     return frozenset(position for node in read for position in node.positions)

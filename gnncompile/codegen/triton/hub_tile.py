@@ -27,8 +27,8 @@ def hub_tile(region: Region, plan: Schedule, tile: Tile) -> Tile | None:
 
     Most rows are too short to fill a step, but a piece is not, so its step has more edges. A step has fewer edges if
     several wide values per edge are read or written, so that ptxas spills no registers. It has no more edges than
-    `tile` if arithmetic dominates, or if layers are products. If ties are counted, a step stays in registers until its
-    maximum is known.
+    `tile` if arithmetic dominates, or if layers of pieces are products. If ties are counted, a step stays in registers
+    until its maximum is known.
     """
     if plan.passes == 0:
         return None

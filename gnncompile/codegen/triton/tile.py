@@ -101,7 +101,7 @@ def arithmetic(region: Region, plan: Schedule) -> float:
 
 
 def is_heavy(region: Region, plan: Schedule) -> bool:
-    """Whether arithmetic takes longer than reading rows."""
+    """Whether arithmetic takes longer than reading rows. Layers count as multiply-adds, also if they are products."""
     return arithmetic(region, plan) > tuning.TILES.heavy
 
 
@@ -170,8 +170,11 @@ _PRODUCT_CHANNELS = 64
 def layers_of_halves(region: Region) -> frozenset[int]:
     """Returns the linear layers that are products of matrices, ``features @ weights``, of 16-bit factors.
 
-    There are none if the weights of all do not fit in the registers of a program.
+    There are none if the weights of all do not fit in the registers of a program, nor in a region that computes in
+    float64, since matrix units sum these factors in float32.
     """
+    if region.double:
+        return frozenset()
     found = frozenset(at for at, n in enumerate(region.nodes) if n.op == "linear" and _is_layer_of_halves(region, at))
     sizes = sum(padded(region.features(at)) * power_of_two(region.nodes[at].shape[1]) for at in found)
     fit = sizes <= 2 * tuning.TILES.edge_sums  # two values of 16 bits in a register

@@ -29,7 +29,7 @@ that is no hub.
 """
 
 _PRODUCT = re.compile(r"(?<!\.)\bdot\(")
-"""A call of the function that multiplies matrices."""
+"""A call of the function that multiplies matrices. A module may hold the text of several writers, so its text tells."""
 
 _WARP = 32
 """The threads of a warp."""
