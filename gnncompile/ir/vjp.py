@@ -185,8 +185,8 @@ class Differentiation:
         count = self.forward.saved(counted)
         share = b.op("div", cotangent, b.op("where", b.op("gt", count, one), count, one))
         # A row stage divides once per row, not once per edge. In torch, shares have the dtype of what was reduced.
-        given, reduced = b.nodes[cotangent], selected_dtype(self.region.nodes, at)
-        dtype = reduced if reduced and given.op == "input" and given.dtype == reduced else self.compute
+        given = b.nodes[cotangent].dtype
+        dtype = given if given == selected_dtype(self.region.nodes, at) else self.compute
         (temporary,) = self.stages.add(self.region.by, [(share, False, dtype)])
         return b.op("where", reached, self.stages.load(temporary, self.region.by, share, dtype), b.const(0))
 

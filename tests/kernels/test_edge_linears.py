@@ -264,7 +264,6 @@ def test_features_reach_their_own_rows_only(which: str, device: str):
 
 
 COMPILE_LAYERS = """
-from dataclasses import replace
 from tests.kernels.test_edge_linears import message
 from gnncompile.codegen.triton.kernel import TritonKernel
 

@@ -8,7 +8,7 @@ warp load the same word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from gnncompile.codegen.triton.text import masked
@@ -25,10 +25,20 @@ def _per_word(node: Node) -> int:
     return per_word if node.op == "input" and node.shape[1] % per_word == 0 else 1
 
 
-def read_as_words(region: Region) -> frozenset[int]:
-    """Returns the positions of tensors that may be read in words, whose addresses must be multiples of 8 bytes."""
-    as_tiles = {region.nodes[at].args[0] for at in products_of_halves(region)}
-    read = [region.nodes[at] for at in region.columns - as_tiles if _per_word(region.nodes[at]) > 1]
+def read_one_by_one(region: Region, products: Collection[int] = ()) -> frozenset[int]:
+    """Returns the values whose features are read one by one: by layers and sums that are no `products`."""
+    readers = [n for at, n in enumerate(region.nodes) if n.op in ("linear", "outer") and at not in products]
+    return frozenset(n.args[0] for n in readers)
+
+
+def read_as_words(region: Region, products: Collection[int] = ()) -> frozenset[int]:
+    """Returns the positions of tensors that are read in words, whose addresses must be multiples of 8 bytes.
+
+    Args:
+        region: The region.
+        products: The layers and sums that are matrix products, which read features as tiles.
+    """
+    read = [region.nodes[at] for at in read_one_by_one(region, products) if _per_word(region.nodes[at]) > 1]
     return frozenset(position for node in read for position in node.positions)
 
 
@@ -40,24 +50,31 @@ class LayerWriter(ValueWriter):
     """A writer of values that also writes linear layers of edge features, and ``transposed`` nodes."""
 
     @cached_property
-    def _layer_products(self) -> frozenset[int]:
-        """The layers that are matrix products."""
-        return layers_by_products(self.region, self.tile)
+    def products(self) -> frozenset[int]:
+        """The layers, or the sums over all edges, that are matrix products."""
+        return layers_by_products(self.region, self.tile) | products_of_halves(self.region)
 
     @cached_property
     def _one_by_one(self) -> frozenset[int]:
-        """The values whose features are read one by one."""
-        readers = [n for at, n in enumerate(self.region.nodes) if at not in self._layer_products]
-        return frozenset(n.args[0] for n in readers if n.op in ("linear", "outer"))
+        return read_one_by_one(self.region, self.products)
+
+    @cached_property
+    def _as_tiles(self) -> frozenset[int]:
+        """The values whose features products read, as one tile of edges and features."""
+        return frozenset(self.region.nodes[at].args[0] for at in self.products)
+
+    def _product_axes(self) -> None:
+        """Writes the axes of the features of products."""
+        for length in sorted({self.region.features(i) for i in self.products}):
+            self.line(f"feature{length} = tl.arange(0, {padded(length)})")
 
     def _load_weights(self, values: Sequence[int]) -> None:
         """Writes, before a loop that computes these values, the loads of the weights of products."""
         for i in values:
-            if i not in self._layer_products:
+            if i not in self.products:
                 continue
             node = self.region.nodes[self.region.nodes[i].args[1]]
             length, (place, masks) = self.region.features(i), self.feature(node.shape)
-            self.line(f"feature{length} = tl.arange(0, {padded(length)})")
             place = f"t{node.value} + feature{length}[:, None] * {node.shape[1]}{place}"
             masks = masks + self.feature_masks(length, "[:, None]")
             self.line(f"weights{i} = tl.trans(tl.load({place}{masked(masks, other='0')}))")
@@ -66,28 +83,31 @@ class LayerWriter(ValueWriter):
         """Returns the mask of a block of `length` features, if the block has more rows or columns."""
         return [f"(feature{length}{axes} < {length})"] if padded(length) > length else []
 
-    def load_features(self, i: int) -> str:
-        """Returns the load of value `i`, features of edges, as one tile of edges and features."""
+    def _load_features(self, i: int) -> None:
+        """Writes the load of value `i`, features of edges, as one tile of edges and features."""
         node = self.region.nodes[i]
         length, (place, masks) = node.shape[1], self.place(node.space, node.shape[1], (1, 1))
         masks = masks + self.feature_masks(length, "[None, :]")
-        return f"tl.load(t{node.value}{place} + feature{length}[None, :]{masked(masks, other='0')})"
+        self.line(f"features{i} = tl.load(t{node.value}{place} + feature{length}[None, :]{masked(masks, other='0')})")
 
     def _layer_product(self, i: int) -> str:
-        """Writes the load of the edges' features; returns the text of the product.
+        """Returns the text of a layer as a product.
 
         The product is taken of the transposed matrices: matrix units multiply blocks of at least 16 rows and 8 columns,
         and a step has few edges.
         """
-        self.line(f"features{i} = tl.trans({self.load_features(self.region.nodes[i].args[0])})")
-        lengths = f"[{self.extent('channel', self.region.nodes[i].shape[1])}, {self.tile.edges}]"
-        return f"tl.trans(dot(weights{i}, features{i}, tl.full({lengths}, 0.0, {self.compute})))"
+        node = self.region.nodes[i]
+        lengths = f"[{self.extent('channel', node.shape[1])}, {self.tile.edges}]"
+        features = f"tl.trans(features{node.args[0]})"
+        return f"tl.trans(dot(weights{i}, {features}, tl.full({lengths}, 0.0, {self.compute})))"
 
     def _compute(self, i: int) -> None:
         if self.region.nodes[i].op in LAYERS:
             self._bind(i, self._linear(i) if self.region.nodes[i].op == "linear" else self._transposed(i))
         else:
             super()._compute(i)
+        if i in self._as_tiles:
+            self._load_features(i)
         if i in self._one_by_one:
             self._columns(i)
 
@@ -122,7 +142,7 @@ class LayerWriter(ValueWriter):
 
     def _linear(self, i: int) -> str:
         """Writes a linear layer except its last multiply-add, whose text it returns."""
-        if i in self._layer_products:
+        if i in self.products:
             return self._layer_product(i)
         features, at = self.region.nodes[i].args
         total = ""

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from gnncompile.codegen.triton.plan import Pass
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import padded, products_of_halves
+from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.writer import Writer
 
 
@@ -35,16 +35,6 @@ class EdgeSumsWriter(Writer):
         self.line("begin = program * share")
         self.line("end = tl.minimum(begin + share, total)")
 
-    @cached_property
-    def _products(self) -> frozenset[int]:
-        """The sums that are matrix products."""
-        return products_of_halves(self.region)
-
-    def _prologue(self) -> None:
-        super()._prologue()
-        for length in sorted({self.region.features(i) for i in self._products}):
-            self.line(f"feature{length} = tl.arange(0, {padded(length)})")
-
     def _open_loop(self, loop: Pass) -> None:
         super()._open_loop(loop)
         if "rows" in self.parameters:
@@ -57,16 +47,9 @@ class EdgeSumsWriter(Writer):
         for i in self.plan.loops[0].reductions:
             self._store_sum(i)
 
-    def _columns(self, i: int) -> None:
-        """Writes the features of a product as one tile. No other node reads features of a product one by one."""
-        if not any(self.region.nodes[at].args[0] == i for at in self._products):
-            super()._columns(i)
-            return
-        self.line(f"features{i} = {self.load_features(i)}")
-
     def _start(self, i: int) -> None:
         node = self.region.nodes[i]
-        if i in self._products:
+        if i in self.products:
             lengths = [padded(self.region.features(i)), self.extent("channel", node.shape[1])]
             self.line(f"acc{i} = tl.full({lengths}, 0.0, {self.compute})")
             return
@@ -77,7 +60,7 @@ class EdgeSumsWriter(Writer):
     def _accumulate(self, i: int) -> None:
         node = self.region.nodes[i]
         features, value = node.args
-        if i in self._products:
+        if i in self.products:
             factor, zeros = self.region.nodes[features].dtype, self.tile_shape(node.shape, self.tile.edges)
             self.line(f"x = tl.where(alive, {self.operand(value)}, tl.full({zeros}, 0.0, {self.compute}))")
             self.line(f"acc{i} = dot(tl.trans(features{features}), x.to(tl.{factor}), acc{i})")
@@ -90,7 +73,7 @@ class EdgeSumsWriter(Writer):
     def _store_sum(self, i: int) -> None:
         node = self.region.nodes[i]
         offset, masks = self.feature(node.shape)
-        if i in self._products:
+        if i in self.products:
             length = self.region.features(i)
             masks += self.feature_masks(length, "[:, None]")
             place = f"{self.plan.offsets[i]} + feature{length}[:, None] * {node.shape[1]}{offset}"

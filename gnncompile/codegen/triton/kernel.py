@@ -72,7 +72,7 @@ class Variant:
         self.counts = [name for name in names if name in COUNTS]
         self._counts = [COUNTS.index(name) for name in self.counts]
         self._arguments = _arguments(region, names)
-        words = read_as_words(region)
+        words = read_as_words(region, writer.products)
         # positions of the arguments that are read in words of 64 bits, and so must be aligned
         self._words = [at for at, name in enumerate(names) if name[0] == "t" and int(name[1:]) in words]
         self._pick = itemgetter(*(at for at, _ in self._arguments))

@@ -162,7 +162,6 @@ def _is_product_of_halves(region: Region, at: int) -> bool:
 PRODUCT_EDGES = 8
 """Edges of a step whose layers are products: the fewest columns that a GPU's matrix units multiply at once."""
 
-
 _PRODUCT_CHANNELS = 64
 """Channels of a row for each warp of a program whose layers are products."""
 

@@ -135,6 +135,7 @@ class Writer(ReductionWriter):
                 self._feature_axis(axis, length)
         for width in sorted({n.shape[0] * n.shape[1] for n in nodes if self.is_flat(n)}):
             self.line(f"element{width} = tl.arange(0, {width})[{'None, ' * (2 if self.tile.rows > 1 else 1)}:]")
+        self._product_axes()
 
     def _rows(self) -> None:
         """Writes the program's rows, and where their edges begin and end."""
