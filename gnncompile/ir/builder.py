@@ -60,6 +60,11 @@ class Builder:
             b.emit(node)
         return b
 
+    @property
+    def double(self) -> bool:
+        """Whether float64 numbers have been read so far."""
+        return any(node.dtype == "float64" for node in self.nodes)
+
     def emit(self, node: Node) -> int:
         """Returns the index of `node`; adds the node unless an equal node exists."""
         if node not in self._known:

@@ -25,6 +25,8 @@ class Pointwise:
     result: str = COMPUTE
     bare: bool = True
     """Whether a constant operand may be a bare literal in Triton code. Functions such as ``tl.abs`` take no literal."""
+    triton_float32: str = ""
+    """The Triton code for float32 numbers, if it differs. :mod:`gnncompile.codegen.triton.elementary` has functions."""
 
 
 def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
@@ -39,6 +41,14 @@ def _expm1(x: str) -> str:
     return f"({x} * {series})"
 
 
+def _log1p(x: str) -> str:
+    """Returns Triton code for log(1 + x).
+
+    Source: Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, theorem 4.
+    """
+    return f'tl.where((1 + {x} == 1) | ({x} == float("inf")), {x}, tl.log(1 + {x}) * ({x} / ((1 + {x}) - 1)))'
+
+
 POINTWISE: dict[str, Pointwise] = {
     "add": Pointwise(2, torch.add, "({0} + {1})", "({0} + {1})"),
     "sub": Pointwise(2, torch.sub, "({0} - {1})", "({0} - {1})"),
@@ -49,22 +59,41 @@ POINTWISE: dict[str, Pointwise] = {
     "abs": Pointwise(1, torch.abs, "tl.abs({0})", "std::abs({0})"),
     "exp": Pointwise(1, torch.exp, "tl.exp({0})", "std::exp({0})"),
     "expm1": Pointwise(
-        1, torch.expm1, f"tl.where(tl.abs({{0}}) < 0.5, {_expm1('{0}')}, tl.exp({{0}}) - 1)", "std::expm1({0})"
+        1,
+        torch.expm1,
+        f"tl.where(tl.abs({{0}}) < 0.5, {_expm1('{0}')}, tl.exp({{0}}) - 1)",
+        "std::expm1({0})",
+        triton_float32="expm1({0})",
     ),
     "exp2": Pointwise(1, torch.exp2, "tl.exp2({0})", "std::exp2({0})"),
     "log": Pointwise(1, torch.log, "tl.log({0})", "std::log({0})"),
     "log1p": Pointwise(
         1,
         torch.log1p,
-        # Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, theorem 4.
-        'tl.where((1 + {0} == 1) | ({0} == float("inf")), {0}, tl.log(1 + {0}) * ({0} / ((1 + {0}) - 1)))',
+        _log1p("{0}"),
         "std::log1p({0})",
     ),
-    "sqrt": Pointwise(1, torch.sqrt, "tl.sqrt({0})", "std::sqrt({0})"),
+    # tl.sqrt treats subnormal float32 numbers as 0.
+    "sqrt": Pointwise(1, torch.sqrt, "tl.sqrt({0})", "std::sqrt({0})", triton_float32="tl.sqrt_rn({0})"),
     "sin": Pointwise(1, torch.sin, "tl.sin({0})", "std::sin({0})"),
     "cos": Pointwise(1, torch.cos, "tl.cos({0})", "std::cos({0})"),
     "erf": Pointwise(1, torch.erf, "tl.erf({0})", "std::erf({0})"),
-    "sigmoid": Pointwise(1, torch.sigmoid, "(1 / (1 + tl.exp(-({0}))))", "(T(1) / (T(1) + std::exp(-({0}))))"),
+    "sigmoid": Pointwise(
+        1,
+        torch.sigmoid,
+        "(1 / (1 + tl.exp(-({0}))))",
+        "(T(1) / (T(1) + std::exp(-({0}))))",
+        triton_float32="sigmoid({0})",
+    ),
+    # log(1 + exp(x)), which does not overflow.
+    "softplus": Pointwise(
+        1,
+        lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+        f"(tl.maximum({{0}}, 0.0) + {_log1p('tl.exp(-tl.abs({0}))')})",
+        "std::softplus({0})",
+        bare=False,
+        triton_float32="softplus({0})",
+    ),
     "tanh": Pointwise(
         1,
         torch.tanh,
@@ -72,6 +101,7 @@ POINTWISE: dict[str, Pointwise] = {
         f"tl.where(tl.abs({{0}}) < 0.25, {_expm1('(2 * {0})')} / ({_expm1('(2 * {0})')} + 2), "
         "1 - 2 / (tl.exp(2 * {0}) + 1))",
         "std::tanh({0})",
+        triton_float32="tanh({0})",
     ),
     "sign": Pointwise(1, torch.sign, "(({0} > 0).to(T) - ({0} < 0).to(T))", "(T({0} > 0) - T({0} < 0))"),
     "floor": Pointwise(1, torch.floor, "tl.floor({0})", "std::floor({0})"),

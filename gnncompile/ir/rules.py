@@ -72,12 +72,17 @@ GRADIENTS: dict[str, Rule] = {
     "cos": lambda b, x, out, g: (b.op("neg", b.op("mul", g, b.op("sin", x[0]))),),
     "erf": _erf,
     "sigmoid": _sigmoid,
+    "softplus": lambda b, x, out, g: (b.op("mul", g, b.op("sigmoid", x[0])),),
     "tanh": _tanh,
     "where": _where,
     "on_edges": lambda b, x, out, g: (g,),
     "float": lambda b, x, out, g: (None,),
 }
 """The gradient rule of each operation. Operations that are missing here (comparisons, logic) have no gradient."""
+
+
+_SOFT = 18
+"""Above it, log(1 + exp(x)) and its slope differ from x and 1 by less than float32 rounds: by exp(-18) = 1.5e-8."""
 
 
 def relu(b: Builder, x: int) -> int:
@@ -101,10 +106,10 @@ def silu(b: Builder, x: int) -> int:
 def softplus(b: Builder, x: int, beta: float = 1, threshold: float = 20) -> int:
     """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
     scaled = b.op("mul", x, b.const(beta))
-    large = b.op("gt", scaled, b.const(threshold))
-    # The branch that is not chosen must not overflow either: its gradient would be NaN.
-    soft = b.op("log1p", b.op("exp", b.op("where", large, b.const(0), scaled)))
-    return b.op("where", large, x, b.op("div", soft, b.const(beta)))
+    soft = b.op("div", b.op("softplus", scaled), b.const(beta))
+    if threshold >= _SOFT and not b.double:
+        return soft  # above the threshold, float32 numbers are the same without it
+    return b.op("where", b.op("gt", scaled, b.const(threshold)), x, soft)
 
 
 def gelu(b: Builder, x: int, approximate: str = "none") -> int:

@@ -148,6 +148,27 @@ static inline float op_tanh(float x) {
 }
 """
 
+_SOFTPLUS = """\
+// log(1 + exp(x)) as max(x, 0) + log(1 + u), with u = exp(-|x|) at most 1.
+static inline float op_softplus(float x) {
+  const float u = op_exp(-__builtin_fabsf(x));
+  float q = 5.2326931e-3f;
+  q = q * u - 2.9505240e-2f;
+  q = q * u + 7.8225955e-2f;
+  q = q * u - 1.3663246e-1f;
+  q = q * u + 1.9106007e-1f;
+  q = q * u - 2.4842982e-1f;
+  q = q * u + 3.3319098e-1f;
+  q = q * u - 4.9999493e-1f;
+  q = q * u + 9.9999994e-1f;
+  return (x > 0.0f ? x : 0.0f) + u * q;
+}
+"""
+
+_SOFTPLUS_OF_LIBRARY = """\
+static inline T op_softplus(T x) { return (x > T(0) ? x : T(0)) + op_log1p(op_exp(-op_abs(x))); }
+"""
+
 _POW = """\
 // 2^(y log2 |x|) in double, which leaves one rounding; negative x has powers of whole y only.
 static inline float op_pow(float x, float y) {
@@ -207,6 +228,7 @@ _FLOAT = {
     "op_log1p": _LOG1P,
     "op_erf": _ERF,
     "op_tanh": _TANH,
+    "op_softplus": _SOFTPLUS,
     "op_pow": _POW,
 }
 
@@ -219,7 +241,7 @@ def _library(name: str, double: bool) -> str:
 
 def functions(double: bool) -> dict[str, str]:
     """Returns the source of every elementary function and helper by name. Each function follows those that it calls."""
-    written = {} if double else _FLOAT
+    written = {"op_softplus": _SOFTPLUS_OF_LIBRARY} if double else _FLOAT
     names = ("abs", "sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "pow")
     library = {f"op_{name}": _library(name, double) for name in names}
     return {name: text for name, text in library.items() if name not in written} | written

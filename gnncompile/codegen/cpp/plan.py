@@ -15,7 +15,7 @@ from gnncompile import tuning
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import FEATURE_REDUCTIONS, STATISTICS, Node, Region, Shape, Space
 
-_LONG = ("exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "pow")
+_LONG = ("exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "softplus", "pow")
 """Functions of several dozens of instructions that depend on each other."""
 
 

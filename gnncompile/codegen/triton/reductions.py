@@ -17,16 +17,17 @@ the count of a NaN is 0.
 from __future__ import annotations
 
 from gnncompile.codegen.triton.edge_linears import LayerWriter
+from gnncompile.codegen.triton.text import exponential
 from gnncompile.ir.reductions import PROPAGATE, REDUCTIONS
 from gnncompile.ir.region import Shape
 
 
-def _scale(old: str, new: str) -> str:
-    return f"tl.where({old} == {new}, 1.0, tl.exp({old} - {new}))"
-
-
 class ReductionWriter(LayerWriter):
     """A writer of values that also writes reductions over the edges of a row."""
+
+    def _scale(self, old: str, new: str) -> str:
+        """Returns the factor of sums with maximum `old` where the maximum becomes `new`."""
+        return f"tl.where({old} == {new}, 1.0, {exponential(self.compute, f'{old} - {new}')})"
 
     def _starts(self, i: int) -> list[str]:
         """Returns the start value of each accumulator. Lanes without an edge hold it too: it never changes a result.
@@ -75,7 +76,7 @@ class ReductionWriter(LayerWriter):
         if self.region.nodes[i].op == "softmax":
             maximum, total = partials
             self.line(f"x = {maximum}")
-            self._raise_maximum(i, _scale("x", "top"), f"{total} * weight{i}")
+            self._raise_maximum(i, self._scale("x", "top"), f"{total} * weight{i}")
         elif i in plan.weighted_sums:
             self._combine(i, f"{partials[0]} * weight{plan.weighted_sums[i].softmax}")
         elif i in plan.counted:
@@ -159,11 +160,11 @@ class ReductionWriter(LayerWriter):
         """Writes the statements that add the logits of a step."""
         self.line(f'x = tl.where(alive, {self.operand(self.region.nodes[i].args[0])}, float("-inf"))')
         if i in self.plan.shared_maxima:
-            self._raise_maximum(i, f"tl.where(alive, {_scale('x', 'top')}, 0.0)", f"weight{i}")
+            self._raise_maximum(i, f"tl.where(alive, {self._scale('x', 'top')}, 0.0)", f"weight{i}")
             return
         # One exponential is enough: of the old maximum and the new logit, the larger has exponential 1.
         self.line(
-            f"scale = tl.where(m{i} == x, 1.0, tl.exp(-tl.abs(m{i} - x)))",
+            f"scale = tl.where(m{i} == x, 1.0, {exponential(self.compute, f'-tl.abs(m{i} - x)')})",
             f"keep{i} = tl.where(x > m{i}, scale, 1.0)",
             f"weight{i} = tl.where(x > m{i}, 1.0, scale)",
             f"s{i} = s{i} * keep{i} + weight{i}",
@@ -177,7 +178,7 @@ class ReductionWriter(LayerWriter):
             largest, added = self._over_edges("x", shape, "maximum"), self._over_edges(added, shape)
         self.line(
             f"top = tl.maximum(m{i}, {largest}, {PROPAGATE})",
-            f"keep{i} = {_scale(f'm{i}', 'top')}",
+            f"keep{i} = {self._scale(f'm{i}', 'top')}",
             f"weight{i} = {weight}",
             f"s{i} = s{i} * keep{i} + {added}",
             f"m{i} = top",
@@ -191,5 +192,5 @@ class ReductionWriter(LayerWriter):
             return
         self.line(f"max{i} = {self._over_edges(f'm{i}', shape, 'maximum')}")
         # Lanes or pieces whose logits are all -inf must not turn their row into NaN.
-        self.line(f"share{i} = {_scale(f'm{i}', f'max{i}')}")
+        self.line(f"share{i} = {self._scale(f'm{i}', f'max{i}')}")
         self.line(f"sum{i} = {self._over_edges(f's{i} * share{i}', shape)}")

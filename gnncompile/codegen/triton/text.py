@@ -10,6 +10,22 @@ from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import Node, Region
 
 
+_ELEMENTARY = "gnncompile.codegen.triton.elementary"
+_FUNCTIONS = re.compile(r"(?<![\w.])(exp_or_zero|expm1|reciprocal|sigmoid|softplus|tanh)\(")
+"""Calls of functions of that module."""
+
+
+def elementary_imports(text: str) -> list[str]:
+    """Returns the lines that import the elementary functions which a generated kernel calls."""
+    called = sorted(set(_FUNCTIONS.findall(text)))
+    return [f"from {_ELEMENTARY} import {', '.join(called)}"] if called else []
+
+
+def exponential(compute: str, text: str) -> str:
+    """Returns the exponential of a number that is not above 0; a float32 result below 2**-126 is 0."""
+    return f"{'exp_or_zero' if compute == 'tl.float32' else 'tl.exp'}({text})"
+
+
 def masked(masks: list[str], other: str = "") -> str:
     """Returns the mask arguments of a load or a store, after a leading comma; ``""`` without masks."""
     if not masks:
@@ -64,7 +80,7 @@ def pointwise_arguments(region: Region, node: Node, operand: Callable[[int, bool
 
 def pointwise_text(region: Region, node: Node, args: list[str]) -> str:
     """Returns the text of a pointwise operation, given the texts of its arguments."""
-    text = POINTWISE[node.op].triton.format(*args)
-    if node.op == "sqrt" and region.compute == "float32":  # tl.sqrt treats subnormal numbers as 0
-        text = f"tl.sqrt_rn({args[0]})"
+    operation = POINTWISE[node.op]
+    short = operation.triton_float32 if region.compute == "float32" else ""
+    text = (short or operation.triton).format(*args)
     return without_parentheses(re.sub(r"\bT\b", f"tl.{region.compute}", text))

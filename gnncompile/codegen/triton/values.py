@@ -11,7 +11,7 @@ them. Lanes after the last edge of a row hold arbitrary values too; reductions o
 from __future__ import annotations
 
 from gnncompile.codegen.triton.plan import Part, Schedule
-from gnncompile.codegen.triton.text import constant, masked, pointwise_arguments, pointwise_text
+from gnncompile.codegen.triton.text import constant, exponential, masked, pointwise_arguments, pointwise_text
 from gnncompile.codegen.triton.tile import Tile, power_of_two, streams_edges
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
@@ -152,7 +152,9 @@ class ValueWriter:
         if node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":
-            self.line(f"alpha{i} = tl.exp({self.operand(node.args[0])} - max{i}) / sum{i}")
+            over = f"* reciprocal(sum{i})" if self.compute == "tl.float32" else f"/ sum{i}"
+            share = exponential(self.compute, f"{self.operand(node.args[0])} - max{i}")
+            self.line(f"alpha{i} = {share} {over}")
             self.names[i] = f"alpha{i}"
         elif node.op == "input":
             if i not in self.region.only_columns:
