@@ -228,18 +228,17 @@ class TileTable:
     tiled_halves: tuple[tuple[int, WalkTile], ...]
     """The same where the factors of products have 16 bits, by these channels times the layers of the walk. Measured."""
 
-    tiled_halves_of_heavy: WalkTile
-    """The same in a walk whose arithmetic is above :attr:`tiled_heavy`. Measured."""
-
-    tiled_heavy: Choices
-    """Instructions per element and edge above which a walk with 16 bits takes more warps, by the padded channels of the
-    widest value. Measured."""
+    tiled_arithmetic: int
+    """Instructions per element and edge up to which a walk with 16 bits mostly waits for memory. Measured."""
 
     registers: int
     """Registers of a multiprocessor."""
 
     other_registers: int
     """Registers of a thread of a walk in tiles that hold no values of edges, but addresses and the like."""
+
+    other_registers_of_halves: int
+    """The same where the factors of products have 16 bits. Measured."""
 
     shared_memory: int
     """Bytes of shared memory of a multiprocessor."""
@@ -422,11 +421,11 @@ H200 = TileTable(
     edge_product_values=6144,
     edge_product_channels=256,
     tiled_floats=((0, WalkTile(64, 4, 3, 3)), (128, WalkTile(64, 4, 2, 3)), (256, WalkTile(32, 8, 1))),
-    tiled_halves=((0, WalkTile(32, 4, 4, 3)), (256, WalkTile(32, 4, 2, 3)), (512, WalkTile(32, 8, 1))),
-    tiled_halves_of_heavy=WalkTile(32, 8, 2),
-    tiled_heavy=((0, 1000), (128, 38)),
+    tiled_halves=((0, WalkTile(32, 4, 4, 3)), (256, WalkTile(32, 4, 3, 3)), (512, WalkTile(32, 8, 1))),
+    tiled_arithmetic=20,
     registers=2**16,
     other_registers=24,
+    other_registers_of_halves=8,
     shared_memory=228 * 2**10,
     shared_memory_of_program=2**10,
     tiled_widest=256,

@@ -127,6 +127,11 @@ class Node:
         return float(self.value)
 
     @property
+    def is_one(self) -> bool:
+        """Whether the node is the constant 1."""
+        return self.op == "const" and self.value == 1
+
+    @property
     def differentiable(self) -> bool:
         """Whether the value can have a gradient. Inputs in ``ORDERED`` space hold graph structure, which has none."""
         return not self.boolean and self.dtype != SEED and self.space is not Space.ORDERED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gnncompile import tuning
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import choose_tiled_tile
 from gnncompile.codegen.triton.tiled_work import TiledWork
@@ -73,12 +72,20 @@ def test_fewer_programs_where_values_would_not_fit_in_registers() -> None:
     assert programs[max(programs)] == 2
 
 
-def test_walks_with_much_arithmetic_take_more_warps() -> None:
-    light, heavy = (_plans(name, 128, "bfloat16")[0] for name in ("mesh_graph_net", "equivariant"))
-    warps = [choose_tiled_tile(plan, plan.phases[0]).num_warps for plan in (light, heavy)]
-    assert warps == [4, 8]
-    limit = tuning.choice(tuning.TILES.tiled_heavy, 128)
-    assert TiledWork(light, light.phases[0]).instructions < limit < TiledWork(heavy, heavy.phases[0]).instructions
+def test_walks_of_16_bits_load_rows_ahead_rather_than_have_a_third_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = _plans("mesh_graph_net", 128, "bfloat16")[0]
+    work = TiledWork(plan, plan.phases[0])
+    for limit, programs, stages in ((work.instructions, 2, 3), (work.instructions - 1, 3, 1)):
+        tune(monkeypatch, tiled_arithmetic=limit)
+        tile = choose_tiled_tile(plan, plan.phases[0])
+        assert (tile.programs, tile.stages) == (programs, stages)
+
+
+def test_two_programs_where_values_fit_in_no_registers() -> None:
+    plan = _plans("skip", 128, "bfloat16")[1]
+    phase = max(plan.phases, key=lambda phase: TiledWork(plan, phase).waiting)
+    assert TiledWork(plan, phase).waiting > 8 * 128
+    assert choose_tiled_tile(plan, phase).programs == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

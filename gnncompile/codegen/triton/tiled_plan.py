@@ -103,6 +103,11 @@ class TiledPlan:
         found = sorted(i for i in set[int]().union(*(p.need for p in self.phases)) if is_layer(self.region, nodes[i]))
         return {i: f"{letter}{nodes[nodes[i].args[1]].value}" for i in found}
 
+    def counts_edges(self, i: int) -> bool:
+        """Whether a value is 1 for each edge, so that a sum over all edges weighted by it is a plain sum."""
+        node = self.region.nodes[i]
+        return node.op == "on_edges" and self.region.nodes[node.args[0]].is_one
+
     def layers_of(self, phase: Phase) -> list[int]:
         """Returns the layers that a phase computes as products of matrices, in order."""
         return [i for i in phase.need if i in self.layers and i not in phase.loads]

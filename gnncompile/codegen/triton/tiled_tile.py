@@ -46,7 +46,7 @@ def choose_tiled_tile(plan: TiledPlan, phase: Phase) -> TiledTile:
     work = TiledWork(plan, phase)
     tile, exact = _walk_tile(plan, work), plan.region.exact
     keeps_weights = 0 < work.weights <= tuning.TILES.tiled_weights and not exact
-    programs = _programs(tile, work)
+    programs = _programs(plan, tile, work)
     stages = tile.stages if _can_prefetch(tile, programs, work) and not exact else 1
     return TiledTile(tile.edges, tile.warps, programs, keeps_weights, stages)
 
@@ -56,21 +56,23 @@ def _walk_tile(plan: TiledPlan, work: TiledWork) -> WalkTile:
     table = tiles.tiled_halves if plan.factor in HALVES else tiles.tiled_floats
     if plan.region.exact:
         return table[-1][1]
-    if plan.factor not in HALVES:
-        return tuning.choice(table, work.width * (2 if plan.region.double else 1))
-    if work.instructions > tuning.choice(tiles.tiled_heavy, work.width):
-        return tiles.tiled_halves_of_heavy
-    return tuning.choice(table, work.width * work.layers)
+    wide = work.layers if plan.factor in HALVES else 2 if plan.region.double else 1
+    return tuning.choice(table, work.width * wide)
 
 
-def _programs(tile: WalkTile, work: TiledWork) -> int:
+def _programs(plan: TiledPlan, tile: WalkTile, work: TiledWork) -> int:
     """Returns how many programs a multiprocessor runs: fewer if only then the values of a tile fit in its registers.
 
-    At least two of them remain: while one waits for memory, another computes.
+    At least two of them remain: while one waits for memory, another computes. Walks of 16-bit rows with little
+    arithmetic mostly wait for memory, so they rather load rows ahead than have a third program.
     """
-    needed = work.waiting * tile.edges // (tile.warps * 32) + tuning.TILES.other_registers
+    tiles, halves = tuning.TILES, plan.factor in HALVES
+    others = tiles.other_registers_of_halves if halves else tiles.other_registers
+    needed = work.waiting * tile.edges // (tile.warps * 32) + others
     fitting = [n for n in range(2, tile.programs + 1) if _registers(tile.warps, n) >= needed]
-    return max(fitting, default=tile.programs)
+    ahead = [n for n in fitting if _can_prefetch(tile, n, work)]
+    waits = halves and work.instructions <= tiles.tiled_arithmetic
+    return max(ahead if waits and ahead else fitting, default=min(2, tile.programs))
 
 
 def _registers(warps: int, programs: int) -> int:

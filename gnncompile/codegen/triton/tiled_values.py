@@ -1,8 +1,9 @@
 """Writes the Triton statements that load, compute and store the values of a tile of edges.
 
 Every value is a block ``[edges, channels]``. A parameter has one row, and a value of one channel has one column. Other
-channels are padded to a power of two, at least 16. Padded columns and rows without an edge hold arbitrary values.
-Layers, sums and stores mask them.
+channels are padded to a power of two, at least 16. Padded columns hold arbitrary values, which layers, sums and stores
+mask. The rows of a tile that lie behind the last edge load what that edge loads, so loads need no mask. Sums and stores
+leave these rows out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BITS, FEATURE_SUMS, SEED, Node, Space
+from gnncompile.ir.region import BITS, FEATURE_SUMS, HALVES, SEED, Node, Space
 
 NEVER = 1024
 """An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
@@ -31,6 +32,7 @@ class TileValues:
     Attributes:
         names: The expression for each value in the text, by node index.
         lines: The statements so far.
+        summed_operands: The values that are added up over all edges by products. They are 0 behind the last edge.
     """
 
     def __init__(self, plan: TiledPlan, phase: Phase, tile: TiledTile) -> None:
@@ -38,9 +40,20 @@ class TileValues:
         self.compute = f"tl.{plan.region.compute}"
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
+        self.summed_operands = self._summed_operands()
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1
+
+    def _summed_operands(self) -> set[int]:
+        """Returns the 16-bit operands of products that are also added up over all edges.
+
+        They are in shared memory anyway, so a product with ones adds them up. Other sums take the threads of all rows.
+        """
+        nodes, layers = self.region.nodes, self.plan.layers_of(self.phase)
+        operands = {nodes[i].args[0] for i in layers if self.plan.factor in HALVES} - self.phase.loads
+        summed = {nodes[i].args[1] for i in self.phase.sums if self.plan.counts_edges(nodes[i].args[0])}
+        return {i for i in operands & summed if nodes[i].op != "input"}
 
     def line(self, text: str) -> None:
         """Adds a statement at the current indentation."""
@@ -106,6 +119,8 @@ class TileValues:
             text = pointwise_text(self.region, node, args)
         else:
             text = self._over_channels(node)
+        if i in self.summed_operands:
+            text = f"tl.where(alive, {text}, 0.0)"
         letter = {Space.PARAMETER: "p", Space.FEATURE: "p"}.get(node.space, "e")
         self.names[i] = f"{letter}{i}"
         self.line(f"{letter}{i} = {text}")
@@ -151,7 +166,6 @@ class TileValues:
         at = offset or " + tl.zeros([1, 1], tl.int32)"
         if space not in (Space.PARAMETER, Space.FEATURE):
             at = f" + {self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"
-            masks = ["alive", *masks]
         # An equal load would be merged with the first one.
         policy = ', eviction_policy="evict_last"' if again else ""
         text = f"tl.load({tensor}{at}{masked(masks, other='0')}{policy})"
@@ -161,7 +175,7 @@ class TileValues:
         length = node.shape[1]
         column = f"c{length}" if length > 1 else "0"
         word = f" + edge_at * {words(node.shape)} + {column} // {PER_WORD}"
-        mask = masked(["alive", *self.columns(length)[1]], other="0")
+        mask = masked(self.columns(length)[1], other="0")
         return f"((tl.load(t{node.value}{word}{mask}) >> ({column} % {PER_WORD})) & 1) != 0"
 
     def index(self, space: Space) -> str:

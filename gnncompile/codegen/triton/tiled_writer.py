@@ -7,7 +7,7 @@ tile of edges, then the tile that lies as many tiles further on as there are pro
 from __future__ import annotations
 
 from gnncompile.codegen.triton.text import elementary_imports, masked
-from gnncompile.codegen.triton.tile import padded
+from gnncompile.codegen.triton.tile import NARROWEST, padded
 from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
@@ -21,7 +21,7 @@ KERNEL = "walk_tiles"
 NUMBERS = ("num_rows",)
 """The integer argument: the number of rows."""
 
-FUNCTIONS = ("layer", "layer_of_parts", "product", "product_of_parts", "weights", "weights_of_part")
+FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "product", "product_of_parts", "weights", "weights_of_part")
 """The functions of :mod:`gnncompile.codegen.triton.tiled_functions` that generated kernels call."""
 
 
@@ -126,17 +126,16 @@ class TiledWriter(TileValues):
         if self.plan.layers and not self.tile.keeps_weights:
             # Weights that are read here must not be kept in registers for all tiles.
             self.line(f"never = tl.where(start < 0, {NEVER}, 0)")
-        self.line("position = start + lane")
-        self.line("inside = position < last")
-        self.line("alive = inside[:, None]")
+        self.line("position = tl.minimum(start + lane, last - 1)")
+        self.line("alive = (start + lane < last)[:, None]")
         if "col" in self.parameters:
-            self.line("other = tl.load(col + position, mask=inside, other=0).to(tl.int64)[:, None]")
+            self.line("other = tl.load(col + position).to(tl.int64)[:, None]")
         if "edge" in self.parameters:
-            self.line("edge_at = tl.load(edge + position, mask=inside, other=0).to(tl.int64)[:, None]")
+            self.line("edge_at = tl.load(edge + position).to(tl.int64)[:, None]")
         if Space.ORDERED in self.spaces:
             self.line("here = position.to(tl.int64)[:, None]")
         if "rows" in self.parameters:
-            self.line("own = tl.load(rows + position, mask=inside, other=0).to(tl.int64)[:, None]")
+            self.line("own = tl.load(rows + position).to(tl.int64)[:, None]")
 
     def _store(self, tensor: str, i: int, dtype: str) -> None:
         self.load_again([i])
@@ -153,25 +152,34 @@ class TiledWriter(TileValues):
 
     # -- sums over all edges --------------------------------------------------------------------------------------
 
+    def _is_product(self, i: int) -> bool:
+        """Whether a product with ones takes a sum. All rows of its accumulator hold the sum."""
+        return self.region.nodes[i].args[1] in self.summed_operands
+
     def _sum_shape(self, i: int) -> str:
-        return f"[1, {padded(max(matrix(self.region, self.region.nodes[i])))}]"
+        rows = NARROWEST if self._is_product(i) else 1
+        return f"[{rows}, {padded(max(matrix(self.region, self.region.nodes[i])))}]"
 
     def _add_sum(self, i: int) -> None:
         features, value = self.region.nodes[i].args
         rows, columns = matrix(self.region, self.region.nodes[i])
+        if self._is_product(i):
+            zeroed = f"{self.edgewise(value, columns)}.to(tl.{self.plan.factor})"
+            self.line(f"acc{i} = add_rows({zeroed}, acc{i})")
+            return
         self.load_again([features, value])
         product = f"{self.edgewise(features, rows)} * {self.edgewise(value, columns)}"
-        if self.region.nodes[features].op == "on_edges" and self._is_one(self.region.nodes[features].args[0]):
+        if self.plan.counts_edges(features):
             product = self.edgewise(value, columns)
         self.line(f"acc{i} += tl.sum(tl.where(alive, {product}, 0.0), 0, keep_dims=True)")
 
-    def _is_one(self, i: int) -> bool:
-        node = self.region.nodes[i]
-        return node.op == "const" and node.number == 1
-
     def _store_sums(self) -> None:
         offsets, size = self.phase.offsets(self.region)
+        if self.summed_operands:
+            self.line(f"first = tl.arange(0, {NARROWEST})[:, None]")
         for i in self.phase.sums:
             offset, masks = self.columns(max(matrix(self.region, self.region.nodes[i])))
             at = f"sums + program * {size} + {offsets[i]}{offset or ' + tl.zeros([1, 1], tl.int32)'}"
+            if self._is_product(i):
+                at, masks = f"{at} + 0 * first", ["(first == 0)", *masks]
             self.line(f"tl.store({at}, acc{i}{masked(masks)})")
