@@ -237,8 +237,8 @@ class TileTable:
     other_registers: int
     """Registers of a thread of a walk in tiles that hold no values of edges, but addresses and the like."""
 
-    other_registers_of_halves: int
-    """The same where the factors of products have 16 bits. Measured."""
+    registers_of_layer: int
+    """The same for each layer of a walk, where the factors of products have 16 bits. Measured."""
 
     shared_memory: int
     """Bytes of shared memory of a multiprocessor."""
@@ -425,7 +425,7 @@ H200 = TileTable(
     tiled_arithmetic=20,
     registers=2**16,
     other_registers=24,
-    other_registers_of_halves=8,
+    registers_of_layer=4,
     shared_memory=228 * 2**10,
     shared_memory_of_program=2**10,
     tiled_widest=256,

@@ -1,7 +1,7 @@
 """Elementary functions of float32 numbers in few instructions, which generated kernels call. Imports Triton.
 
 A GPU has one instruction each for ``2**x`` and ``1 / x``. Triton's own functions add four to six instructions, so that
-results below 2**-126 keep digits and huge divisors do not become infinite. The functions here are for places where
+results below 2**-126 keep digits, and the same for divisors above 2**126. The functions here are for places where
 neither matters, as ``1 + exp(x)`` is at least 1. They are accurate to a few units in the last place, up to the error of
 ``x * log2(e)``, which Triton's ``exp`` has as well. Coefficients without a named source are minimax fits of the relative
 error.
@@ -31,7 +31,7 @@ def exp_or_zero(x):
 
 @triton.jit
 def reciprocal(x):
-    """``1 / x`` within one unit in the last place; 0 for numbers above 2**126, and infinity for numbers below 2**-126."""
+    """``1 / x`` within one unit in the last place; 0 for numbers above 2**126, infinity for numbers below 2**-126."""
     if INTERPRETED:
         return 1.0 / x
     return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)

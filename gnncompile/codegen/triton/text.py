@@ -9,7 +9,6 @@ from collections.abc import Callable
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import Node, Region
 
-
 _ELEMENTARY = "gnncompile.codegen.triton.elementary"
 _FUNCTIONS = re.compile(r"(?<![\w.])(exp_or_zero|expm1|reciprocal|sigmoid|softplus|tanh)\(")
 """Calls of functions of that module."""

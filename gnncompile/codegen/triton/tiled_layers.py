@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gnncompile.ir.region import BITS, Node, Region, Space
+from collections.abc import Iterable
+
+from gnncompile.ir.region import BITS, HALVES, Node, Region, Space
 
 WIDE = 32
 """Fewest channels of a row that counts as wide."""
@@ -24,6 +26,27 @@ def is_product(region: Region, node: Node) -> bool:
 def is_layer(region: Region, node: Node) -> bool:
     """Whether a node is the product of a value per edge and a matrix of weights."""
     return node.op in ("linear", "transposed") and is_product(region, node)
+
+
+def counts_edges(region: Region, i: int) -> bool:
+    """Whether a value is 1 for each edge, so that a sum over all edges weighted by it is a plain sum."""
+    node = region.nodes[i]
+    return node.op == "on_edges" and region.nodes[node.args[0]].is_one
+
+
+def readers_of_sum(region: Region, i: int, computed: Iterable[int]) -> list[int]:
+    """Returns the layers among `computed` that multiply the 16-bit value which the node `i` adds up over all edges.
+
+    Such a value is in shared memory, so a product with ones adds it up as well. Other sums take the threads of all
+    rows. Empty if the sum is weighted, or if products have other factors.
+    """
+    features, value = region.nodes[i].args
+    if region.factor not in HALVES or not counts_edges(region, features):
+        return []
+    if region.nodes[value].space in (Space.PARAMETER, Space.FEATURE):
+        return []
+    nodes = region.nodes
+    return [n for n in computed if is_layer(region, nodes[n]) and nodes[n].args[0] == value]
 
 
 def is_wide_row(node: Node) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gnncompile import tuning
 from gnncompile.codegen.triton.tile import padded
-from gnncompile.codegen.triton.tiled_layers import is_layer, matrix
+from gnncompile.codegen.triton.tiled_layers import is_layer, matrix, readers_of_sum
 from gnncompile.ir.region import HALVES, LAYERS, Region, behind
 
 _LAYER = 100
@@ -124,7 +124,10 @@ class _Division:
         return found[::-1]
 
     def _of_sum(self, i: int) -> int:
-        return max(self.phase.get(a, 0) for a in self.nodes[i].args)
+        """Returns the phase that takes a sum over all edges: where a product reads the value, or where it is made."""
+        products = readers_of_sum(self.region, i, self.phase)
+        made = max(self.phase.get(a, 0) for a in self.nodes[i].args)
+        return min((self.phase[n] for n in products), default=made)
 
     def _order(self, roots: set[int], number: int) -> tuple[tuple[int, ...], frozenset[int]]:
         """Returns the nodes of a phase, depth first, and those among them that it loads.

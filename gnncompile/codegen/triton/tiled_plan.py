@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import is_layer, is_product
+from gnncompile.codegen.triton.tiled_layers import is_layer, is_product, readers_of_sum
 from gnncompile.codegen.triton.tiled_phases import Phase, phases
 from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
@@ -85,7 +85,8 @@ class TiledPlan:
     def _reads(self, phase: Phase, i: int) -> bool:
         """Whether a phase reads a value otherwise than as a factor."""
         region, nodes = self.region, self.region.nodes
-        readers = [nodes[r] for r in (*phase.need, *phase.sums) if i in nodes[r].args]
+        sums = [s for s in phase.sums if not readers_of_sum(region, s, phase.need)]
+        readers = [nodes[r] for r in (*phase.need, *sums) if i in nodes[r].args]
         leaves = any(region.outputs[k].node == i for k in phase.outputs)
         return leaves or any(not is_layer(region, n) for n in readers)
 
@@ -103,10 +104,10 @@ class TiledPlan:
         found = sorted(i for i in set[int]().union(*(p.need for p in self.phases)) if is_layer(self.region, nodes[i]))
         return {i: f"{letter}{nodes[nodes[i].args[1]].value}" for i in found}
 
-    def counts_edges(self, i: int) -> bool:
-        """Whether a value is 1 for each edge, so that a sum over all edges weighted by it is a plain sum."""
-        node = self.region.nodes[i]
-        return node.op == "on_edges" and self.region.nodes[node.args[0]].is_one
+    def summed_operands(self, phase: Phase) -> set[int]:
+        """Returns the values of a phase that products with ones add up over all edges."""
+        layers = self.layers_of(phase)
+        return {self.region.nodes[i].args[1] for i in phase.sums if readers_of_sum(self.region, i, layers)}
 
     def layers_of(self, phase: Phase) -> list[int]:
         """Returns the layers that a phase computes as products of matrices, in order."""

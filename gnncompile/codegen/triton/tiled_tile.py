@@ -67,7 +67,7 @@ def _programs(plan: TiledPlan, tile: WalkTile, work: TiledWork) -> int:
     arithmetic mostly wait for memory, so they rather load rows ahead than have a third program.
     """
     tiles, halves = tuning.TILES, plan.factor in HALVES
-    others = tiles.other_registers_of_halves if halves else tiles.other_registers
+    others = tiles.registers_of_layer * work.layers if halves else tiles.other_registers
     needed = work.waiting * tile.edges // (tile.warps * 32) + others
     fitting = [n for n in range(2, tile.programs + 1) if _registers(tile.warps, n) >= needed]
     ahead = [n for n in fitting if _can_prefetch(tile, n, work)]

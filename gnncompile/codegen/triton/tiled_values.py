@@ -20,7 +20,7 @@ from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BITS, FEATURE_SUMS, HALVES, SEED, Node, Space
+from gnncompile.ir.region import BITS, FEATURE_SUMS, SEED, Node, Space
 
 NEVER = 1024
 """An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
@@ -40,20 +40,10 @@ class TileValues:
         self.compute = f"tl.{plan.region.compute}"
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
-        self.summed_operands = self._summed_operands()
+        self.summed_operands = plan.summed_operands(phase)
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1
-
-    def _summed_operands(self) -> set[int]:
-        """Returns the 16-bit operands of products that are also added up over all edges.
-
-        They are in shared memory anyway, so a product with ones adds them up. Other sums take the threads of all rows.
-        """
-        nodes, layers = self.region.nodes, self.plan.layers_of(self.phase)
-        operands = {nodes[i].args[0] for i in layers if self.plan.factor in HALVES} - self.phase.loads
-        summed = {nodes[i].args[1] for i in self.phase.sums if self.plan.counts_edges(nodes[i].args[0])}
-        return {i for i in operands & summed if nodes[i].op != "input"}
 
     def line(self, text: str) -> None:
         """Adds a statement at the current indentation."""
@@ -119,7 +109,7 @@ class TileValues:
             text = pointwise_text(self.region, node, args)
         else:
             text = self._over_channels(node)
-        if i in self.summed_operands:
+        if i in self.summed_operands and not is_read:
             text = f"tl.where(alive, {text}, 0.0)"
         letter = {Space.PARAMETER: "p", Space.FEATURE: "p"}.get(node.space, "e")
         self.names[i] = f"{letter}{i}"
@@ -150,19 +140,20 @@ class TileValues:
 
     def _read(self, i: int, again: bool = False) -> str:
         """Returns the load of an input, or of a value that an earlier phase stored."""
-        node = self.region.nodes[i]
+        node, zeroed = self.region.nodes[i], i in self.summed_operands and not again
         if i in self.phase.loads:
-            return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again)
+            return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again, zeroed)
         if node.dtype == SEED:
             return f"tl.load(t{node.value})"
         if node.dtype == BITS:
             return self._load_bits(node)
         weights = node.space is Space.FEATURE
         length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
-        return self._load(f"t{node.value}", length, node.space, node.boolean, again)
+        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed)
 
-    def _load(self, tensor: str, length: int, space: Space, boolean: bool, again: bool) -> str:
+    def _load(self, tensor: str, length: int, space: Space, boolean: bool, again: bool, zeroed: bool) -> str:
         offset, masks = self.columns(length)
+        masks = ["alive", *masks] if zeroed else masks
         at = offset or " + tl.zeros([1, 1], tl.int32)"
         if space not in (Space.PARAMETER, Space.FEATURE):
             at = f" + {self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gnncompile.codegen.triton.text import elementary_imports, masked
 from gnncompile.codegen.triton.tile import NARROWEST, padded
-from gnncompile.codegen.triton.tiled_layers import matrix
+from gnncompile.codegen.triton.tiled_layers import counts_edges, matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_tile import TiledTile
@@ -154,7 +154,8 @@ class TiledWriter(TileValues):
 
     def _is_product(self, i: int) -> bool:
         """Whether a product with ones takes a sum. All rows of its accumulator hold the sum."""
-        return self.region.nodes[i].args[1] in self.summed_operands
+        node = self.region.nodes[i]
+        return node.args[1] in self.summed_operands and counts_edges(self.region, node.args[0])
 
     def _sum_shape(self, i: int) -> str:
         rows = NARROWEST if self._is_product(i) else 1
@@ -169,7 +170,7 @@ class TiledWriter(TileValues):
             return
         self.load_again([features, value])
         product = f"{self.edgewise(features, rows)} * {self.edgewise(value, columns)}"
-        if self.plan.counts_edges(features):
+        if counts_edges(self.region, features):
             product = self.edgewise(value, columns)
         self.line(f"acc{i} += tl.sum(tl.where(alive, {product}, 0.0), 0, keep_dims=True)")
 
