@@ -202,6 +202,55 @@ def test_the_same_bits_every_time(name: str, dtype: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype, products", [("float32", 0), ("bfloat16", 2)])
+def test_sums_of_operands_are_products(dtype: str, products: int) -> None:
+    """Of a loaded and of a computed operand. A weighted sum, and a sum of what no product reads, are none."""
+    make = Maker(dtype)
+    b, x = make.b, make.input(E, 32)
+    y = b.op("tanh", make.layer(x, 32))
+    z = make.layer(y, 32)
+    one = b.on_edges(b.const(1))
+    sums = [b.outer(w, v, (1, 32)) for w, v in ((one, x), (one, y), (one, z), (make.input(E, 1), x))]
+    region = make.finish(*sums, z)
+    walk, rows, columns = edges()
+    kernel = triton_kernel(region)
+    assert isinstance(kernel, TiledKernel)
+    assert kernel.listing.count("= add_rows(") == products
+    tensors = make.tensors(rows, columns, 150, getattr(torch, dtype))
+    for found, right in zip(run(region, tensors, walk), reference.run(region, tensors, walk), strict=True):
+        limit = TOLERANCE.get(dtype, 0) * float(right.abs().max())
+        torch.testing.assert_close(found, right.view_as(found), rtol=0, atol=limit)
+
+
+def test_a_sum_is_taken_in_the_walk_whose_product_reads_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(monkeypatch, tiled_layers_of_halves=((0, 1),))
+    make = Maker("bfloat16")
+    b, x = make.b, make.input(E, 32)
+    y = b.op("tanh", make.layer(x, 32))
+    region = make.finish(b.outer(b.on_edges(b.const(1)), y, (1, 32)), make.layer(y, 32))
+    plan = TiledPlan(region)
+    assert [bool(phase.sums) for phase in plan.phases] == [False, True]
+    assert set(plan.stored.values()) == {"bfloat16"}
+    walk, rows, columns = edges()
+    compare(region, make.tensors(rows, columns, 150, torch.bfloat16), walk)
+
+
+@pytest.mark.parametrize("dtype, divisor, short", [
+    ("float32", "sqrt", True), ("float32", "exp", False), ("float64", "sqrt", False)
+])  # fmt: skip
+def test_many_numbers_are_divided_by_one_square_root(dtype: str, divisor: str, short: bool) -> None:
+    make = Maker(dtype)
+    b, x = make.b, make.layer(make.input(E, 32), 32)
+    one = b.op(divisor, b.op("mul", make.input(E, 1), b.const(1.5)))
+    region = make.finish(make.layer(b.op("div", x, one), 32))
+    walk, rows, columns = edges()
+    tensors = [
+        t.abs() + 0.5 if t.shape[1:] == (1,) else t for t in make.tensors(rows, columns, 150, getattr(torch, dtype))
+    ]
+    assert ("* (1.0 / e" in triton_kernel(region).listing) == short
+    compare(region, tensors, walk)
+
+
 def test_layouts_keep_the_numbers_of_edges_for_values_that_a_walk_stores() -> None:
     make = Maker()
     region = make.finish(make.b.reduce("sum", make.layer(make.input(S, 8), 8)))

@@ -2,9 +2,9 @@
 
 A GPU has one instruction each for ``2**x`` and ``1 / x``. Triton's own functions add four to six instructions, so that
 results below 2**-126 keep digits, and the same for divisors above 2**126. The functions here are for places where
-neither matters, as ``1 + exp(x)`` is at least 1. They are accurate to a few units in the last place, up to the error of
-``x * log2(e)``, which Triton's ``exp`` has as well. Coefficients without a named source are minimax fits of the relative
-error.
+neither matters, as ``1 + exp(x)`` is at least 1. They are accurate to a few units in the last place, up to the error
+of ``x * log2(e)``, which Triton's ``exp`` has as well. Coefficients without a named source are minimax fits of the
+relative error.
 """
 
 from __future__ import annotations

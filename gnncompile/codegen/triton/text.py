@@ -9,15 +9,8 @@ from collections.abc import Callable
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import Node, Region
 
-_ELEMENTARY = "gnncompile.codegen.triton.elementary"
-_FUNCTIONS = re.compile(r"(?<![\w.])(exp_or_zero|expm1|reciprocal|sigmoid|softplus|tanh)\(")
-"""Calls of functions of that module."""
-
-
-def elementary_imports(text: str) -> list[str]:
-    """Returns the lines that import the elementary functions which a generated kernel calls."""
-    called = sorted(set(_FUNCTIONS.findall(text)))
-    return [f"from {_ELEMENTARY} import {', '.join(called)}"] if called else []
+ELEMENTARY = "from gnncompile.codegen.triton.elementary import exp_or_zero, expm1, reciprocal, sigmoid, softplus, tanh"
+"""The import of the functions that generated kernels call for float32 numbers."""
 
 
 def exponential(compute: str, text: str) -> str:
@@ -77,9 +70,21 @@ def pointwise_arguments(region: Region, node: Node, operand: Callable[[int, bool
     return args
 
 
+def _is_short_division(region: Region, node: Node) -> bool:
+    """Whether a quotient is written as a product: of many float32 numbers by one square root, as norms have it.
+
+    The inverse of a square root is finite. That of a subnormal number is not.
+    """
+    divisor = region.nodes[node.args[1]]
+    wide = math.prod(node.shape) > math.prod(divisor.shape)
+    return region.compute == "float32" and divisor.op == "sqrt" and wide
+
+
 def pointwise_text(region: Region, node: Node, args: list[str]) -> str:
     """Returns the text of a pointwise operation, given the texts of its arguments."""
     operation = POINTWISE[node.op]
     short = operation.triton_float32 if region.compute == "float32" else ""
+    if node.op == "div" and _is_short_division(region, node):
+        return f"{args[0]} * (1.0 / {args[1]})"
     text = (short or operation.triton).format(*args)
     return without_parentheses(re.sub(r"\bT\b", f"tl.{region.compute}", text))

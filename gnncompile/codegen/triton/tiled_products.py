@@ -16,12 +16,14 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
     Args:
         left: ``[edges, rows]``, contiguous.
-        right: ``[edges, columns]``, contiguous, of the dtype of `left`.
+        right: ``[edges, columns]``, contiguous, of the dtype of `left`. One column stands for all of `out`.
         out: ``[rows, columns]``, contiguous, of any floating dtype.
     """
     if _is_tuned(left, right):
         found = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
         launch.over_rows(launch.OverRows(left, right, found, None))
+    elif out.dtype is left.dtype and out.shape == (left.size(1), right.size(1)):
+        found = torch.mm(left.t(), right, out=out)
     else:
         found = left.t() @ right
     if found is not out:

@@ -6,7 +6,7 @@ tile of edges, then the tile that lies as many tiles further on as there are pro
 
 from __future__ import annotations
 
-from gnncompile.codegen.triton.text import elementary_imports, masked
+from gnncompile.codegen.triton.text import ELEMENTARY, masked
 from gnncompile.codegen.triton.tile import NARROWEST, padded
 from gnncompile.codegen.triton.tiled_layers import counts_edges, matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
@@ -68,7 +68,7 @@ class TiledWriter(TileValues):
             "import triton",
             "import triton.language as tl",
             "",
-            *elementary_imports("\n".join(self.lines)),
+            ELEMENTARY,
             "from gnncompile.codegen.triton.tiled_functions import (",
             *(f"    {name}," for name in FUNCTIONS),
             ")",

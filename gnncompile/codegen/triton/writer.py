@@ -12,7 +12,7 @@ from functools import cached_property
 from gnncompile.codegen.triton.hub_tile import hub_tile, large_programs, large_tile
 from gnncompile.codegen.triton.plan import Part, Pass, Schedule
 from gnncompile.codegen.triton.reductions import ReductionWriter
-from gnncompile.codegen.triton.text import elementary_imports, masked
+from gnncompile.codegen.triton.text import ELEMENTARY, masked
 from gnncompile.codegen.triton.tile import Tile, fills_warps, power_of_two, spreads_channels
 from gnncompile.codegen.triton.values import FEATURE_AXES
 from gnncompile.ir.reductions import REDUCTIONS
@@ -75,9 +75,8 @@ class Writer(ReductionWriter):
         """Returns the text of the module."""
         functions = self.functions()
         text = "\n".join(functions)
-        own = ["from gnncompile.codegen.gemm.kernels import dot"] if _PRODUCT.search(text) else []
-        own += elementary_imports(text)
-        head = [*self._header(), "", "import triton", "import triton.language as tl", *[""] * bool(own), *own, ""]
+        product = ["from gnncompile.codegen.gemm.kernels import dot"] if _PRODUCT.search(text) else []
+        head = [*self._header(), "", "import triton", "import triton.language as tl", "", *product, ELEMENTARY, ""]
         for reduction in REDUCTIONS.values():
             name = f"_{reduction.triton_function}"
             if reduction.triton_function and name in text:
