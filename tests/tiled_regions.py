@@ -109,6 +109,12 @@ def skip(make: Maker, channels: int = 20) -> Region:
     return make.finish(b.reduce("sum", make.norm(b.op("add", rules.silu(b, make.layer(first, channels)), first))))
 
 
+def residual(make: Maker, channels: int = 32) -> Region:
+    """A residual block without a norm: a layer, a sum over all edges and the residual read one wide cotangent."""
+    b, x = make.b, make.input(E, channels)
+    return make.finish(b.op("add", x, make.layer(rules.silu(b, make.layer(x, channels)), channels)))
+
+
 REGIONS: dict[str, Callable[[Maker], Region]] = {
     "mesh_graph_net": mesh_graph_net,
     "equivariant": equivariant,
@@ -116,5 +122,6 @@ REGIONS: dict[str, Callable[[Maker], Region]] = {
     "maximum": maximum,
     "states": states,
     "skip": skip,
+    "residual": residual,
 }
 """Functions that make a region, by name."""

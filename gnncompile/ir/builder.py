@@ -62,7 +62,7 @@ class Builder:
 
     @property
     def double(self) -> bool:
-        """Whether float64 numbers have been read so far."""
+        """Whether a float64 input has been added so far. Values of earlier inputs have float32 digits at most."""
         return any(node.dtype == "float64" for node in self.nodes)
 
     def emit(self, node: Node) -> int:

@@ -26,7 +26,10 @@ class Pointwise:
     bare: bool = True
     """Whether a constant operand may be a bare literal in Triton code. Functions such as ``tl.abs`` take no literal."""
     triton_float32: str = ""
-    """The Triton code for float32 numbers, if it differs. :mod:`gnncompile.codegen.triton.elementary` has functions."""
+    """The Triton code for float32 numbers, if it differs.
+
+    The functions that it calls are those of :mod:`gnncompile.codegen.triton.elementary`.
+    """
 
 
 def _comparison(fn: Callable[..., torch.Tensor], symbol: str) -> Pointwise:
@@ -85,7 +88,7 @@ POINTWISE: dict[str, Pointwise] = {
         "(T(1) / (T(1) + std::exp(-({0}))))",
         triton_float32="sigmoid({0})",
     ),
-    # log(1 + exp(x)), which does not overflow.
+    # log(1 + exp(x)). As max(x, 0) + log(1 + exp(-|x|)) it does not overflow.
     "softplus": Pointwise(
         1,
         lambda x: torch.logaddexp(x, torch.zeros_like(x)),

@@ -107,7 +107,7 @@ def softplus(b: Builder, x: int, beta: float = 1, threshold: float = 20) -> int:
     """log(1 + exp(beta * x)) / beta, and x itself where beta * x > threshold."""
     scaled = b.op("mul", x, b.const(beta))
     soft = b.op("div", b.op("softplus", scaled), b.const(beta))
-    if threshold >= _SOFT and not b.double:
+    if beta == 1 and threshold >= _SOFT and not b.double:
         return soft  # above the threshold, float32 numbers are the same without it
     return b.op("where", b.op("gt", scaled, b.const(threshold)), x, soft)
 

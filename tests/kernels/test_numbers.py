@@ -63,6 +63,7 @@ ONE: dict[str, One] = {
     "leaky_relu, flat": (lambda b, x: rules.leaky_relu(b, x, 0.0), lambda x: F.leaky_relu(x, 0.0)),
     "silu": (rules.silu, F.silu),
     "softplus": (rules.softplus, F.softplus),
+    "softplus, steep": (lambda b, x: rules.softplus(b, x, 3.0), lambda x: F.softplus(x, 3.0)),
     "softplus, low threshold": (lambda b, x: rules.softplus(b, x, 2.0, 3.0), lambda x: F.softplus(x, 2.0, 3.0)),
     "clamp": (lambda b, x: rules.clamp(b, x, -1, 2), lambda x: x.clamp(-1, 2)),
     "hardtanh": (rules.hardtanh, F.hardtanh),

@@ -15,10 +15,11 @@ from gnncompile.codegen.triton.kernel import TritonKernel
 from gnncompile.codegen.triton.plan import schedule
 from gnncompile.codegen.triton.tile import Tile, choose_tile
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.reference import run
+from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BITS, BOOL, Output, Region
 from gnncompile.ir.residuals import with_residuals
-from tests.harness import tune
+from tests.graphs import layout
+from tests.harness import kernels, tune
 from tests.triton_regions import GRAPHS, INF, NAN, D, E, Graph, S, Space, graph, in_double, launch, take_few_edges
 
 pytestmark = triton_regions.INTERPRETED
@@ -235,3 +236,30 @@ def test_tiles_for_counting() -> None:
     assert of(maximum(D, "float32", 1, 64)) == (Tile(2, 1, 64, 1, steps=4), Tile(1, 16, 64, 1))
     assert of(maximum(D, "float32", 1, 16)) == (Tile(4, 2, 16, 1, steps=4), Tile(1, 32, 16, 1))
     assert of(principal(D, "float32", 1, 16)) == (Tile(2, 4, 16, 1, steps=2), Tile(1, 16, 16, 1))
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "tanh", "softplus"])
+def test_a_maximum_of_computed_values_is_found_again(device: str, function: str):
+    """In float32, the gradient must compute the same bits as the forward."""
+    b = Builder(D)
+    a, c, x = (b.input(k, space, (1, n), "float32") for k, (space, n) in enumerate(((S, 1), (D, 1), (S, 8))))
+    logit = b.op("add", a, c)
+    weight = b.softmax(logit) if function == "softmax" else b.op(function, logit)
+    region = with_residuals(b.finish([Output(b.reduce("max", b.op("mul", weight, x)), "float32", (8,))]))
+    torch.manual_seed(0)
+    row, col = torch.randint(40, (400,)), torch.randint(50, (400,))
+    walk = [*layout(row, col, 40), *layout(col, row, 50)]
+    tensors, cotangent = [torch.randn(50, 1), torch.randn(40, 1), torch.randn(50, 8)], torch.randn(40, 8)
+    gradients = []
+    for dtype, where in ((torch.float32, device), (torch.float64, "cpu")):
+        leaves = [t.to(where, dtype).requires_grad_() for t in tensors]
+        on = [part.to(where) for part in walk]
+        if dtype is torch.float64:
+            (out,) = run(region, leaves, Layout(*on[:3]))[:1]
+            gradients.append(torch.autograd.grad(out, leaves, cotangent.to(where, dtype)))
+            continue
+        with kernels("triton"):
+            (out,) = torch.ops.gnncompile.region(leaves, on, region.spec)[:1]
+            gradients.append(torch.autograd.grad(out, leaves, cotangent.to(where, dtype)))
+    for found, right in zip(*gradients, strict=True):
+        torch.testing.assert_close(found.double().cpu(), right, rtol=1e-4, atol=1e-4)

@@ -202,7 +202,7 @@ def test_the_same_bits_every_time(name: str, dtype: str) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype, products", [("float32", 0), ("bfloat16", 2)])
+@pytest.mark.parametrize("dtype, products", [("float32", 0), ("float16", 0), ("bfloat16", 2)])
 def test_sums_of_operands_are_products(dtype: str, products: int) -> None:
     """Of a loaded and of a computed operand. A weighted sum, and a sum of what no product reads, are none."""
     make = Maker(dtype)
@@ -211,7 +211,7 @@ def test_sums_of_operands_are_products(dtype: str, products: int) -> None:
     z = make.layer(y, 32)
     one = b.on_edges(b.const(1))
     sums = [b.outer(w, v, (1, 32)) for w, v in ((one, x), (one, y), (one, z), (make.input(E, 1), x))]
-    region = make.finish(*sums, z)
+    region = make.finish(*sums, b.op("mul", z, x))  # the loaded operand is read again
     walk, rows, columns = edges()
     kernel = triton_kernel(region)
     assert isinstance(kernel, TiledKernel)

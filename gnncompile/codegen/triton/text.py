@@ -14,7 +14,7 @@ ELEMENTARY = "from gnncompile.codegen.triton.elementary import exp_or_zero, expm
 
 
 def exponential(compute: str, text: str) -> str:
-    """Returns the exponential of a number that is not above 0; a float32 result below 2**-126 is 0."""
+    """Returns the exponential of a logit less a maximum, which is at most 1; a float32 result below 2**-126 is 0."""
     return f"{'exp_or_zero' if compute == 'tl.float32' else 'tl.exp'}({text})"
 
 
@@ -73,7 +73,8 @@ def pointwise_arguments(region: Region, node: Node, operand: Callable[[int, bool
 def _is_short_division(region: Region, node: Node) -> bool:
     """Whether a quotient is written as a product: of many float32 numbers by one square root, as norms have it.
 
-    The inverse of a square root is finite. That of a subnormal number is not.
+    A square root is 0, infinite, NaN, or between 1e-23 and 2e19. A product with its inverse has the same special
+    values, and loses nothing. The inverse of another number may be infinite or subnormal.
     """
     divisor = region.nodes[node.args[1]]
     wide = math.prod(node.shape) > math.prod(divisor.shape)

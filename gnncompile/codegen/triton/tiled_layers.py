@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gnncompile.ir.region import BITS, HALVES, Node, Region, Space
+from gnncompile.ir.region import BITS, Node, Region, Space
 
 WIDE = 32
 """Fewest channels of a row that counts as wide."""
@@ -34,14 +34,20 @@ def counts_edges(region: Region, i: int) -> bool:
     return node.op == "on_edges" and region.nodes[node.args[0]].is_one
 
 
-def readers_of_sum(region: Region, i: int, computed: Iterable[int]) -> list[int]:
-    """Returns the layers among `computed` that multiply the 16-bit value which the node `i` adds up over all edges.
+def layers_of_summed(region: Region, i: int, computed: Iterable[int]) -> list[int]:
+    """Returns the layers that read the value which a plain sum over all edges adds up, if a product may add it up.
 
-    Such a value is in shared memory, so a product with ones adds it up as well. Other sums take the threads of all
-    rows. Empty if the sum is weighted, or if products have other factors.
+    These layers have brought the value into shared memory, where a product with ones adds it up as well. Any other sum
+    moves numbers between the threads of all rows. A product rounds the value to the type of factors, which is
+    bfloat16: float16 would lose gradients that are very small.
+
+    Args:
+        region: The tiled region.
+        i: The sum, a node ``outer``.
+        computed: The nodes of one walk, or of all walks.
     """
     features, value = region.nodes[i].args
-    if region.factor not in HALVES or not counts_edges(region, features):
+    if region.factor != "bfloat16" or not counts_edges(region, features):
         return []
     if region.nodes[value].space in (Space.PARAMETER, Space.FEATURE):
         return []

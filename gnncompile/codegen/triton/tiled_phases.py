@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from gnncompile import tuning
 from gnncompile.codegen.triton.tile import padded
-from gnncompile.codegen.triton.tiled_layers import is_layer, matrix, readers_of_sum
+from gnncompile.codegen.triton.tiled_layers import is_layer, layers_of_summed, matrix
 from gnncompile.ir.region import HALVES, LAYERS, Region, behind
 
 _LAYER = 100
@@ -125,7 +125,7 @@ class _Division:
 
     def _of_sum(self, i: int) -> int:
         """Returns the phase that takes a sum over all edges: where a product reads the value, or where it is made."""
-        products = readers_of_sum(self.region, i, self.phase)
+        products = layers_of_summed(self.region, i, self.phase)
         made = max(self.phase.get(a, 0) for a in self.nodes[i].args)
         return min((self.phase[n] for n in products), default=made)
 

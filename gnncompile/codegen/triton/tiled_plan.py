@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.tiled_layers import is_layer, is_product, readers_of_sum
+from gnncompile.codegen.triton.tiled_layers import is_layer, is_product, layers_of_summed
 from gnncompile.codegen.triton.tiled_phases import Phase, phases
 from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
@@ -85,7 +85,7 @@ class TiledPlan:
     def _reads(self, phase: Phase, i: int) -> bool:
         """Whether a phase reads a value otherwise than as a factor."""
         region, nodes = self.region, self.region.nodes
-        sums = [s for s in phase.sums if not readers_of_sum(region, s, phase.need)]
+        sums = [s for s in phase.sums if not layers_of_summed(region, s, phase.need)]
         readers = [nodes[r] for r in (*phase.need, *sums) if i in nodes[r].args]
         leaves = any(region.outputs[k].node == i for k in phase.outputs)
         return leaves or any(not is_layer(region, n) for n in readers)
@@ -107,7 +107,7 @@ class TiledPlan:
     def summed_operands(self, phase: Phase) -> set[int]:
         """Returns the values of a phase that products with ones add up over all edges."""
         layers = self.layers_of(phase)
-        return {self.region.nodes[i].args[1] for i in phase.sums if readers_of_sum(self.region, i, layers)}
+        return {self.region.nodes[i].args[1] for i in phase.sums if layers_of_summed(self.region, i, layers)}
 
     def layers_of(self, phase: Phase) -> list[int]:
         """Returns the layers that a phase computes as products of matrices, in order."""

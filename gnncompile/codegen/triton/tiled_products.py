@@ -16,7 +16,7 @@ def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
 
     Args:
         left: ``[edges, rows]``, contiguous.
-        right: ``[edges, columns]``, contiguous, of the dtype of `left`. One column stands for all of `out`.
+        right: ``[edges, columns]``, contiguous, of the dtype of `left`. A single column stands for equal columns.
         out: ``[rows, columns]``, contiguous, of any floating dtype.
     """
     if _is_tuned(left, right):

@@ -63,8 +63,8 @@ def _walk_tile(plan: TiledPlan, work: TiledWork) -> WalkTile:
 def _programs(plan: TiledPlan, tile: WalkTile, work: TiledWork) -> int:
     """Returns how many programs a multiprocessor runs: fewer if only then the values of a tile fit in its registers.
 
-    At least two of them remain: while one waits for memory, another computes. Walks of 16-bit rows with little
-    arithmetic mostly wait for memory, so they rather load rows ahead than have a third program.
+    At least two of them remain: while one waits for memory, another computes. A walk of 16-bit rows with little
+    arithmetic mostly waits for memory. Loading rows ahead helps it more than a third program.
     """
     tiles, halves = tuning.TILES, plan.factor in HALVES
     others = tiles.registers_of_layer * work.layers if halves else tiles.other_registers

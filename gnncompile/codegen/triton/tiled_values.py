@@ -2,8 +2,8 @@
 
 Every value is a block ``[edges, channels]``. A parameter has one row, and a value of one channel has one column. Other
 channels are padded to a power of two, at least 16. Padded columns hold arbitrary values, which layers, sums and stores
-mask. The rows of a tile that lie behind the last edge load what that edge loads, so loads need no mask. Sums and stores
-leave these rows out.
+mask. The rows of a tile that lie behind the last edge load what that edge loads, so most loads need no mask. Sums and
+stores leave these rows out. A value that a product with ones adds up is 0 there.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class TileValues:
 
     def _read(self, i: int, again: bool = False) -> str:
         """Returns the load of an input, or of a value that an earlier phase stored."""
-        node, zeroed = self.region.nodes[i], i in self.summed_operands and not again
+        node, zeroed = self.region.nodes[i], i in self.summed_operands
         if i in self.phase.loads:
             return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again, zeroed)
         if node.dtype == SEED:

@@ -117,7 +117,7 @@ class TiledWriter(TileValues):
             for s in [s for s in stores if s in done]:
                 self._store(self.plan.places[s], s, self.plan.stored[s])
                 stores.remove(s)
-            for s in [s for s in sums if done.issuperset(nodes[s].args)]:
+            for s in [s for s in sums if done.issuperset(self._needed(s))]:
                 self._add_sum(s)
                 sums.remove(s)
         self.indent -= 1
@@ -156,6 +156,11 @@ class TiledWriter(TileValues):
         """Whether a product with ones takes a sum. All rows of its accumulator hold the sum."""
         node = self.region.nodes[i]
         return node.args[1] in self.summed_operands and counts_edges(self.region, node.args[0])
+
+    def _needed(self, i: int) -> tuple[int, ...]:
+        """Returns the values that a sum reads. A product with ones needs no ones per edge, and so comes early."""
+        args = self.region.nodes[i].args
+        return args[1:] if self._is_product(i) else args
 
     def _sum_shape(self, i: int) -> str:
         rows = NARROWEST if self._is_product(i) else 1

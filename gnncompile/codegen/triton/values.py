@@ -152,9 +152,7 @@ class ValueWriter:
         if node.op in SOFTMAX_ROWS:
             self.names[i] = f"{'max' if node.op == 'softmax_max' else 'sum'}{node.args[0]}"
         elif node.op == "softmax":
-            over = f"* reciprocal(sum{i})" if self.compute == "tl.float32" else f"/ sum{i}"
-            share = exponential(self.compute, f"{self.operand(node.args[0])} - max{i}")
-            self.line(f"alpha{i} = {share} {over}")
+            self.line(f"alpha{i} = {self._softmax(i)}")
             self.names[i] = f"alpha{i}"
         elif node.op == "input":
             if i not in self.region.only_columns:
@@ -167,6 +165,13 @@ class ValueWriter:
             self._bind(i, self._pointwise(node))
         else:
             raise UnsupportedRegion(f"no Triton code for the operation {node.op!r}")
+
+    def _softmax(self, i: int) -> str:
+        """Returns the text of a softmax. A gradient that looks for a maximum again computes it by plain operations."""
+        logit = f"{self.operand(self.region.nodes[i].args[0])} - max{i}"
+        if self.compute == "tl.float32" and not self.region.exact:
+            return f"{exponential(self.compute, logit)} * reciprocal(sum{i})"
+        return f"tl.exp({logit}) / sum{i}"
 
     def _eviction(self, node: Node) -> str:
         """Returns the argument of a load or store by which rows leave the L2 cache first; ``""`` for other rows.
