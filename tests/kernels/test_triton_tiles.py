@@ -222,17 +222,25 @@ def test_sums_of_operands_are_products(dtype: str, products: int) -> None:
         torch.testing.assert_close(found, right.view_as(found), rtol=0, atol=limit)
 
 
-def test_a_sum_is_taken_in_the_walk_whose_product_reads_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("others, taken", [(0, [1, 0]), (1, [1, 1])])
+def test_a_sum_moves_to_the_walk_whose_product_reads_the_value(
+    monkeypatch: pytest.MonkeyPatch, others: int, taken: list[int]
+) -> None:
+    """If the walk that makes the value takes two sums more."""
     tune(monkeypatch, tiled_layers_of_halves=((0, 1),))
     make = Maker("bfloat16")
-    b, x = make.b, make.input(E, 32)
-    y = b.op("tanh", make.layer(x, 32))
-    region = make.finish(b.outer(b.on_edges(b.const(1)), y, (1, 32)), make.layer(y, 32))
+    b, x, one = make.b, make.input(E, 32), make.b.on_edges(make.b.const(1))
+    z = make.layer(x, 32)
+    y = b.op("tanh", z)
+    sums = [b.outer(one, value, (1, 32)) for value in (y, z)[: 1 + others]]
+    region = make.finish(*sums, make.layer(y, 32))
     plan = TiledPlan(region)
-    assert [bool(phase.sums) for phase in plan.phases] == [False, True]
-    assert set(plan.stored.values()) == {"bfloat16"}
+    assert [len(phase.sums) for phase in plan.phases] == taken
+    assert plan.summed_operands(plan.phases[1]) == ({y} if others else set())
     walk, rows, columns = edges()
-    compare(region, make.tensors(rows, columns, 150, torch.bfloat16), walk)
+    tensors = make.tensors(rows, columns, 150, torch.bfloat16)
+    for found, right in zip(run(region, tensors, walk), reference.run(region, tensors, walk), strict=True):
+        torch.testing.assert_close(found, right.view_as(found), rtol=0, atol=0.01 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize("dtype, divisor, short", [

@@ -111,10 +111,10 @@ class _Division:
 
     def phases(self) -> list[Phase]:
         """Returns the phases, in order."""
-        stored, found = set(self.kept), list[Phase]()
+        stored, found, of_sums = set(self.kept), list[Phase](), self._of_sums()
         for number in reversed(range(max(self.phase.values(), default=0) + 1)):
             outputs = tuple(k for k, i in self.outputs.items() if self.phase.get(i, 0) == number)
-            sums = tuple(s for s in self.sums if self._of_sum(s) == number)
+            sums = tuple(s for s in self.sums if of_sums[s] == number)
             stores = tuple(sorted(i for i in stored if self.phase.get(i, 0) == number))
             roots = {*(self.outputs[k] for k in outputs), *stores}.union(*(self.nodes[s].args for s in sums))
             if roots:
@@ -123,11 +123,21 @@ class _Division:
                 found.append(Phase(need, loads, outputs, stores, sums))
         return found[::-1]
 
-    def _of_sum(self, i: int) -> int:
-        """Returns the phase that takes a sum over all edges: where a product reads the value, or where it is made."""
-        products = layers_of_summed(self.region, i, self.phase)
-        made = max(self.phase.get(a, 0) for a in self.nodes[i].args)
-        return min((self.phase[n] for n in products), default=made)
+    def _of_sums(self) -> dict[int, int]:
+        """Returns the phase that takes each sum over all edges.
+
+        That is the phase which makes the value, unless it takes two sums more than a phase whose product reads the
+        value. The values of a sum wait in registers.
+        """
+        found = {s: max(self.phase.get(a, 0) for a in self.nodes[s].args) for s in self.sums}
+        count = Counter(found.values())
+        for s, made in found.items():
+            reads = min((self.phase[n] for n in layers_of_summed(self.region, s, self.phase)), default=made)
+            if count[made] - count[reads] >= 2:
+                count[made] -= 1
+                count[reads] += 1
+                found[s] = reads
+        return found
 
     def _order(self, roots: set[int], number: int) -> tuple[tuple[int, ...], frozenset[int]]:
         """Returns the nodes of a phase, depth first, and those among them that it loads.
