@@ -250,16 +250,11 @@ def test_a_maximum_of_computed_values_is_found_again(device: str, function: str)
     row, col = torch.randint(40, (400,)), torch.randint(50, (400,))
     walk = [*layout(row, col, 40), *layout(col, row, 50)]
     tensors, cotangent = [torch.randn(50, 1), torch.randn(40, 1), torch.randn(50, 8)], torch.randn(40, 8)
-    gradients = []
-    for dtype, where in ((torch.float32, device), (torch.float64, "cpu")):
-        leaves = [t.to(where, dtype).requires_grad_() for t in tensors]
-        on = [part.to(where) for part in walk]
-        if dtype is torch.float64:
-            (out,) = run(region, leaves, Layout(*on[:3]))[:1]
-            gradients.append(torch.autograd.grad(out, leaves, cotangent.to(where, dtype)))
-            continue
-        with kernels("triton"):
-            (out,) = torch.ops.gnncompile.region(leaves, on, region.spec)[:1]
-            gradients.append(torch.autograd.grad(out, leaves, cotangent.to(where, dtype)))
-    for found, right in zip(*gradients, strict=True):
+    exact = [t.double().requires_grad_() for t in tensors]
+    wanted = torch.autograd.grad(run(region, exact, Layout(*walk[:3]))[0], exact, cotangent.double())
+    leaves = [t.to(device).requires_grad_() for t in tensors]
+    with kernels("triton"):
+        out = torch.ops.gnncompile.region(leaves, [part.to(device) for part in walk], region.spec)[0]
+        gradients = torch.autograd.grad(out, leaves, cotangent.to(device))
+    for found, right in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(found.double().cpu(), right, rtol=1e-4, atol=1e-4)

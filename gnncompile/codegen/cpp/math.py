@@ -231,6 +231,7 @@ _FLOAT = {
     "op_softplus": _SOFTPLUS,
     "op_pow": _POW,
 }
+_DOUBLE = {"op_softplus": _SOFTPLUS_OF_LIBRARY}
 
 
 def _library(name: str, double: bool) -> str:
@@ -241,7 +242,7 @@ def _library(name: str, double: bool) -> str:
 
 def functions(double: bool) -> dict[str, str]:
     """Returns the source of every elementary function and helper by name. Each function follows those that it calls."""
-    written = {"op_softplus": _SOFTPLUS_OF_LIBRARY} if double else _FLOAT
+    written = _DOUBLE if double else _FLOAT
     names = ("abs", "sqrt", "floor", "ceil", "sin", "cos", "exp", "exp2", "expm1", "log", "log1p", "erf", "tanh", "pow")
     library = {f"op_{name}": _library(name, double) for name in names}
     return {name: text for name, text in library.items() if name not in written} | written

@@ -85,8 +85,8 @@ class TiledPlan:
     def _reads(self, phase: Phase, i: int) -> bool:
         """Whether a phase reads a value otherwise than as a factor."""
         region, nodes = self.region, self.region.nodes
-        sums = [s for s in phase.sums if not layers_of_summed(region, s, phase.need)]
-        readers = [nodes[r] for r in (*phase.need, *sums) if i in nodes[r].args]
+        others = set(phase.sums) - self.sums_by_product(phase)
+        readers = [nodes[r] for r in (*phase.need, *others) if i in nodes[r].args]
         leaves = any(region.outputs[k].node == i for k in phase.outputs)
         return leaves or any(not is_layer(region, n) for n in readers)
 
@@ -104,10 +104,10 @@ class TiledPlan:
         found = sorted(i for i in set[int]().union(*(p.need for p in self.phases)) if is_layer(self.region, nodes[i]))
         return {i: f"{letter}{nodes[nodes[i].args[1]].value}" for i in found}
 
-    def summed_operands(self, phase: Phase) -> set[int]:
-        """Returns the values of a phase that products with ones add up over all edges."""
+    def sums_by_product(self, phase: Phase) -> set[int]:
+        """Returns the sums over all edges that a phase takes by products with ones."""
         layers = self.layers_of(phase)
-        return {self.region.nodes[i].args[1] for i in phase.sums if layers_of_summed(self.region, i, layers)}
+        return {i for i in phase.sums if layers_of_summed(self.region, i, layers)}
 
     def layers_of(self, phase: Phase) -> list[int]:
         """Returns the layers that a phase computes as products of matrices, in order."""

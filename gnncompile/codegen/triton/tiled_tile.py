@@ -56,8 +56,8 @@ def _walk_tile(plan: TiledPlan, work: TiledWork) -> WalkTile:
     table = tiles.tiled_halves if plan.factor in HALVES else tiles.tiled_floats
     if plan.region.exact:
         return table[-1][1]
-    wide = work.layers if plan.factor in HALVES else 2 if plan.region.double else 1
-    return tuning.choice(table, work.width * wide)
+    times = work.layers if plan.factor in HALVES else 2 if plan.region.double else 1
+    return tuning.choice(table, work.width * times)
 
 
 def _programs(plan: TiledPlan, tile: WalkTile, work: TiledWork) -> int:

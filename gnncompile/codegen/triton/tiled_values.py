@@ -32,7 +32,8 @@ class TileValues:
     Attributes:
         names: The expression for each value in the text, by node index.
         lines: The statements so far.
-        summed_operands: The values that are added up over all edges by products. They are 0 behind the last edge.
+        sums_by_product: The sums over all edges that are taken by products with ones.
+        summed_operands: The values that these sums add up. They are 0 behind the last edge.
     """
 
     def __init__(self, plan: TiledPlan, phase: Phase, tile: TiledTile) -> None:
@@ -40,7 +41,8 @@ class TileValues:
         self.compute = f"tl.{plan.region.compute}"
         self.names: dict[int, str] = {}
         self.lines: list[str] = []
-        self.summed_operands = plan.summed_operands(phase)
+        self.sums_by_product = plan.sums_by_product(phase)
+        self.summed_operands = {self.region.nodes[i].args[1] for i in self.sums_by_product}
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1

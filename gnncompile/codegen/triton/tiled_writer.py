@@ -152,24 +152,19 @@ class TiledWriter(TileValues):
 
     # -- sums over all edges --------------------------------------------------------------------------------------
 
-    def _is_product(self, i: int) -> bool:
-        """Whether a product with ones takes a sum. All rows of its accumulator hold the sum."""
-        node = self.region.nodes[i]
-        return node.args[1] in self.summed_operands and counts_edges(self.region, node.args[0])
-
     def _needed(self, i: int) -> tuple[int, ...]:
         """Returns the values that a sum reads. A product with ones needs no ones per edge, and so comes early."""
         args = self.region.nodes[i].args
-        return args[1:] if self._is_product(i) else args
+        return args[1:] if i in self.sums_by_product else args
 
     def _sum_shape(self, i: int) -> str:
-        rows = NARROWEST if self._is_product(i) else 1
+        rows = NARROWEST if i in self.sums_by_product else 1  # all rows of a product hold the sum
         return f"[{rows}, {padded(max(matrix(self.region, self.region.nodes[i])))}]"
 
     def _add_sum(self, i: int) -> None:
         features, value = self.region.nodes[i].args
         rows, columns = matrix(self.region, self.region.nodes[i])
-        if self._is_product(i):
+        if i in self.sums_by_product:
             zeroed = f"{self.edgewise(value, columns)}.to(tl.{self.plan.factor})"
             self.line(f"acc{i} = add_rows({zeroed}, acc{i})")
             return
@@ -181,11 +176,11 @@ class TiledWriter(TileValues):
 
     def _store_sums(self) -> None:
         offsets, size = self.phase.offsets(self.region)
-        if self.summed_operands:
+        if self.sums_by_product:
             self.line(f"first = tl.arange(0, {NARROWEST})[:, None]")
         for i in self.phase.sums:
             offset, masks = self.columns(max(matrix(self.region, self.region.nodes[i])))
             at = f"sums + program * {size} + {offsets[i]}{offset or ' + tl.zeros([1, 1], tl.int32)'}"
-            if self._is_product(i):
+            if i in self.sums_by_product:
                 at, masks = f"{at} + 0 * first", ["(first == 0)", *masks]
             self.line(f"tl.store({at}, acc{i}{masked(masks)})")
