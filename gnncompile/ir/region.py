@@ -330,6 +330,10 @@ class Region:
             return self.features(output.node)
         return num_edges if self.per_edge(output) else num_rows
 
+    def size_of_sum(self, output: Output) -> int:
+        """Returns the number of elements of an output that is a sum over all edges."""
+        return self.features(output.node) * math.prod(output.trailing)
+
     def cleared(self, output: Output) -> bool:
         """Whether an output must be zeroed before the walk. The walk skips masked edges, whose values must be zero."""
         return self.per_edge(output) and not self.unmasked

@@ -10,7 +10,7 @@ So each layer is computed once more, whatever the number of gradients that need 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gnncompile.ir.cutting import Stages
@@ -57,15 +57,24 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
     return gradients
 
 
+def sum_dtype(node: Node, sums: Sequence[int], compute: str) -> str:
+    """Returns the dtype of the sums over all edges that are the gradient of an input.
+
+    A single sum is the gradient. Several sums are added up later, in the dtype that the region computes in.
+    """
+    return node.dtype if len(sums) == 1 else compute
+
+
 def _roots(stages: Stages, region: Region, node: Node, total: Cotangents) -> list[_Root]:
     """Returns what the walk stores for the gradient of one input."""
     b, compute = stages.scratch, stages.compute
-    roots: list[_Root] = [(sum_, False, compute) for sum_ in total.layers]
+    sums = list(total.layers)
+    if node.space is Space.PARAMETER and total.edge is not None:
+        sums.append(b.over_all_edges(total.edge, node.shape))
+    if node.space is Space.PARAMETER and total.row is not None:
+        return [(sum_, False, compute) for sum_ in (*sums, total.row)]
+    roots: list[_Root] = [(sum_, False, sum_dtype(node, sums, compute)) for sum_ in sums]
     if node.space is Space.PARAMETER:
-        if total.edge is not None:
-            roots.append((b.over_all_edges(total.edge, node.shape), False, compute))
-        if total.row is not None:
-            roots.append((total.row, False, compute))
         return roots
     if total.edge is not None:
         summed = node.space is region.by

@@ -328,16 +328,16 @@ class Differentiation:
             for position, gradient in tiled_stages.cut(self.stages, self.region, inputs).items():
                 gradients[position] = gradient
             return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
-        found, layers = [], []
+        found, layers = [], list[tuple[int, Node, list[int]]]()
         biases = self._biases(wanted)
         for at, node in self._inputs(wanted):
             total = self.cotangents[at]
             if at in biases:
-                layers.append((int(node.value or 0), True, [self.b.over_all_edges(total.edge or 0, node.shape)]))
+                layers.append((int(node.value or 0), node, [self.b.over_all_edges(total.edge or 0, node.shape)]))
             elif total.edge is not None or total.row is not None:
                 found.append((int(node.value or 0), node, total))
             elif total.layers:
-                layers.append((int(node.value or 0), False, total.layers))
+                layers.append((int(node.value or 0), node, total.layers))
         opposite = [f for f in found if f[1].space is self.region.by.opposite]
         edges = [f for f in found if f[1].space is Space.EDGE]
         rows = [(k, n, self._without_walk(t)) for k, n, t in found if n.space in (self.region.by, Space.PARAMETER)]
@@ -355,10 +355,14 @@ class Differentiation:
             given = self._row_stage(rows, [], {}, stored, gradients)
             self._walk(self.region.by.opposite, opposite, edges, given, [], gradients)
         put = self._substitute({**self.deferred_rows, **self._loads(given)})
-        roots = [(put(sum_), False, self.compute) for _, _, sums in layers for sum_ in sums]
+        roots = [
+            (put(sum_), False, tiled_stages.sum_dtype(node, sums, self.compute))
+            for _, node, sums in layers
+            for sum_ in sums
+        ]
         made = self.stages.add(self.region.by, roots)
-        for k, is_bias, sums in layers:
-            gradients[k] = Gradient(tuple(made[: len(sums)]), is_bias)
+        for k, node, sums in layers:
+            gradients[k] = Gradient(tuple(made[: len(sums)]), node.space is Space.PARAMETER)
             made = made[len(sums) :]
         return share_walks(Backward(tuple(self.stages.stages), tuple(gradients)))
 

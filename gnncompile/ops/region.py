@@ -115,7 +115,7 @@ def backward(
             run = with_residuals(run)  # a second gradient needs the residuals that a forward keeps
         else:
             walk = walk[:3]  # fewer tensors to save for the backward
-        if run.numbers_edges and _is_empty(walk[2]) and not _is_empty(walk[1]):
+        if run.numbers_edges and _has_rows(walk[2], 0) and not _has_rows(walk[1], 0):
             raise InternalError(
                 f"a gradient asks for the numbers of edges, without which {run.spec} was formed; please report it"
             )
@@ -129,7 +129,7 @@ def backward(
         shape = shapes[k] if shapes[k][0] > 1 else shapes[k][1:]
         parts = [_with_heads(temporaries[t], shape) for t in gradient.temporaries]
         if gradient.sum_rows:
-            parts = [part.sum(0, keepdim=True) for part in parts]
+            parts = [part if _has_rows(part, 1) else part.sum(0, keepdim=True) for part in parts]
         value = sum(parts[1:], start=parts[0])
         if gradient.sum_rows:
             value = value.expand(1, *shape).reshape(tensors[k].shape)
@@ -140,10 +140,10 @@ def backward(
     return gradients
 
 
-def _is_empty(tensor: Tensor) -> bool:
-    """Whether a tensor is statically known to have no rows."""
+def _has_rows(tensor: Tensor, number: int) -> bool:
+    """Whether a tensor is statically known to have this number of rows."""
     rows: object = tensor.size(0)
-    return isinstance(rows, int) and rows == 0
+    return isinstance(rows, int) and rows == number
 
 
 def _with_heads(value: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -21,6 +21,7 @@ from gnncompile.codegen.triton.hub_tile import hub_tile, joining_tile, large_pro
 from gnncompile.codegen.triton.launcher import Launcher, complaint, first_launch, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.plan import Part, schedule
+from gnncompile.codegen.triton.program_sums import ProgramSums
 from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.writer import COUNTS, KERNEL, Writer, writer_of
@@ -288,7 +289,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
 class TritonEdgeSums:
     """The Triton kernel of a region that sums over all edges.
 
-    Each program walks a share of the edges and stores partial sums, which ``torch.sum`` then adds up.
+    Each program walks a share of the edges and stores partial sums, which a second kernel adds up.
 
     Args:
         region: The region to compute.
@@ -300,6 +301,7 @@ class TritonEdgeSums:
         variant: The kernel.
         offsets: The place of each output among the sums of a program.
         partial: The length and the dtype of the sums of a program.
+        add_up: Adds up the sums of programs.
         gathered: For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end.
 
     Raises:
@@ -315,6 +317,9 @@ class TritonEdgeSums:
         self.text = self.variant.text
         self.offsets = [plan.offsets[out.node] for out in region.outputs]
         self.partial = plan.partial_length, getattr(torch, region.compute)
+        sizes = [region.size_of_sum(out) for out in region.outputs]
+        self.add_up = ProgramSums(list(zip(self.offsets, sizes, strict=True)))
+        self._types = [tensor_type(out.dtype) for out in region.outputs]
         self._reads_rows = "rows" in writer.parameters
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
@@ -334,8 +339,9 @@ class TritonEdgeSums:
         return self.text
 
     def compile_ahead(self, degree: int) -> None:
-        """Starts to compile the kernel. It serves graphs of every number of edges per row."""
+        """Starts to compile the kernels. They serve graphs of every number of edges per row."""
         self.variant.compile_ahead()
+        self.add_up.compile_ahead(self.partial[1], self._types)
 
     def _launch(
         self,
@@ -351,6 +357,4 @@ class TritonEdgeSums:
         rows = rows_of_edges(rowptr, edges) if self._reads_rows else rowptr
         given = (*layout, rowptr, rows, rowptr, partial, *outputs, *tensors)
         start(given, (rowptr.size(0) - 1, 0, 0, 0), rowptr.get_device(), programs)
-        total = partial.sum(0)
-        for offset, output in zip(self.offsets, outputs, strict=True):
-            output.view(-1).copy_(total[offset : offset + output.numel()])
+        self.add_up(partial, outputs)

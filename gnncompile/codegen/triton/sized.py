@@ -20,6 +20,7 @@ from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, longest_of, most_hubs
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.codegen.triton.program_sums import ProgramSums
 from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
 from gnncompile.ir.bits import tensor_type
@@ -177,15 +178,14 @@ def _sum_edges(kernel: TritonEdgeSums, run: _Run) -> None:
         run.given["rows"] = find_rows(run.given["rowptr"], run.edges)
     run.given["partial"] = run.empty(programs, *kernel.partial)
     run.launch(kernel.variant.entry, programs, [run.rows for _ in kernel.variant.counts])
-    _write_sums(run, "partial", [(f"out{k}", offset) for k, offset in enumerate(kernel.offsets)])
+    _add_up(kernel.add_up, "partial", [f"out{k}" for k in range(len(kernel.offsets))], run)
 
 
-def _write_sums(run: _Run, partial: str, places: Sequence[tuple[str, int]]) -> None:
-    """Replaces outputs by parts of the sums over programs."""
-    total = run.given[partial].sum(0)
-    for name, offset in places:
-        out = run.given[name]
-        run.given[name] = total[offset : offset + out.numel()].view(out.shape).to(out.dtype)
+def _add_up(sums: ProgramSums, partial: str, outputs: Sequence[str], run: _Run) -> None:
+    """Adds up sums of programs into outputs."""
+    names = (partial, *outputs)
+    entry = sums.entry(names, [run.given[name].dtype for name in names])
+    run.launch(entry, sums.programs, [*run.given[partial].shape, *sums.places])
 
 
 def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
@@ -203,11 +203,11 @@ def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
     for walk in kernel.walks:
         most = walk.tile.programs * tuning.TILES.processors
         programs = torch.sym_min(-(-run.edges // walk.tile.edges), most)
-        if walk.sums:
+        if walk.add_up is not None:
             run.given["sums"] = run.empty(programs, *walk.partial)
         run.launch(walk.entry(types), programs, [run.rows])
-        if walk.sums:
-            _write_sums(run, "sums", walk.sums)
+        if walk.add_up is not None:
+            _add_up(walk.add_up, "sums", walk.sums, run)
     for k, out in enumerate(region.outputs):
         if out.node in plan.products:
             left, right = (_factor(kernel, i, run) for i in region.nodes[out.node].args)

@@ -15,6 +15,7 @@ from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
+from gnncompile.codegen.triton.program_sums import ProgramSums
 from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
@@ -55,7 +56,8 @@ class _Walk:
     Attributes:
         tile: The tile of its programs.
         partial: The length and the dtype of the sums of a program.
-        sums: The names of the outputs that are sums over all edges, and their places among the sums of a program.
+        sums: The names of the outputs that are sums over all edges.
+        add_up: Adds up the sums of programs; None if there are no such outputs.
     """
 
     def __init__(self, plan: TiledPlan, phase: Phase, places: dict[str, int], tile: TiledTile | None) -> None:
@@ -66,17 +68,21 @@ class _Walk:
         options = {"num_warps": self.tile.num_warps, "num_stages": 1, "maxnreg": self.tile.registers}
         self._kernel = Kernel(function, enable_fp_fusion=plan.region.contracts, **options)
         self._names = writer.parameters
+        self._places = places
         self._pick = _pick([places[name] for name in self._names])
         self.reads_rows = "rows" in writer.parameters
         offsets, size = phase.offsets(plan.region)
         self.partial = size, tensor_type(plan.region.compute)
-        outputs = enumerate(plan.region.outputs)
-        self.sums = [(f"out{k}", offsets[out.node]) for k, out in outputs if out.node in offsets]
-        self._sums = [(places[name], first) for name, first in self.sums]
+        outputs = {f"out{k}": out for k, out in enumerate(plan.region.outputs) if out.node in offsets}
+        self.sums = list(outputs)
+        sums = [(offsets[out.node], plan.region.size_of_sum(out)) for out in outputs.values()]
+        self.add_up = ProgramSums(sums) if sums else None
 
     def compile_ahead(self, types: Mapping[str, torch.dtype]) -> None:
         """Starts to compile the kernel. `types` are the dtypes of all tensors of a region's launch, by name."""
         self._kernel.compile_ahead([types[name] for name in self._names], 1, ())
+        if self.add_up is not None:
+            self.add_up.compile_ahead(self.partial[1], [types[name] for name in self.sums])
 
     def entry(self, types: Mapping[str, torch.dtype]) -> Entry:
         """Returns the kernel, for packages. `types` are those of :meth:`compile_ahead`."""
@@ -85,16 +91,13 @@ class _Walk:
     def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
         """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
         programs = min(-(-edges // self.tile.edges), self.tile.programs * tuning.TILES.processors)
-        if self._sums:
-            length, dtype = self.partial
-            given[_SUMS] = given[0].new_empty((programs, length), dtype=dtype)
+        if self.add_up is None:
+            self._kernel(programs, self._pick(given), (rows,), ())
+            return
+        length, dtype = self.partial
+        given[_SUMS] = given[0].new_empty((programs, length), dtype=dtype)
         self._kernel(programs, self._pick(given), (rows,), ())
-        if self._sums:
-            self._write_sums(given[_SUMS].sum(0), given)
-
-    def _write_sums(self, total: Tensor, given: Sequence[Tensor]) -> None:
-        for place, first in self._sums:
-            given[place].view(-1).copy_(total[first : first + given[place].numel()])
+        self.add_up(given[_SUMS], [given[self._places[name]] for name in self.sums])
 
 
 class TiledKernel:
