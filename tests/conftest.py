@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import interpreter
+
 if torch.cuda.is_available():
     # cuBLAS reads this at its first handle. Without it, torch.use_deterministic_algorithms refuses matrix products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 else:
     # Triton reads this at its first import. gnncompile imports torch._dynamo, which imports Triton.
     os.environ["TRITON_INTERPRET"] = "1"
+    interpreter.round_to_nearest()
 
 
 SLOW = Path(__file__).with_name("slow.txt")

@@ -16,8 +16,14 @@ from benchmarks.cases.nested import map_tensors
 from benchmarks.cases.rgat_reference import RelationByRelation
 from benchmarks.cases.targets import Target
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""The precisions of cases, by the names that tables have."""
+AUTOCAST = "amp"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, AUTOCAST: torch.float32}
+"""The precisions of cases, by the names that tables have, with the dtype of parameters and inputs.
+
+Under `AUTOCAST` the model runs in `torch.autocast` to bfloat16.
+"""
+USUAL = ("fp32", "bf16")
+"""The precisions that a command measures by default."""
 
 # On a CPU one target holds for every layer but EdgeConv, which is bound by its products of edges.
 CPU_TARGET = Target(over_eager=4.0, over_compile=1.0)
@@ -48,6 +54,11 @@ class Layer:
     ends_cuda: str = ""
     all_grads: bool = False
 
+    def in_precision(self, precision: str) -> "Layer":
+        """Returns the layer in a precision, one of `DTYPES`."""
+        layer = self.to(DTYPES[precision])
+        return replace(layer, make=lambda graph: Autocast(layer.make(graph))) if precision == AUTOCAST else layer
+
     def to(self, dtype: torch.dtype) -> "Layer":
         """Returns the layer with its parameters and its floating-point arguments in another dtype."""
 
@@ -59,6 +70,19 @@ class Layer:
 
         limit = limits.core(self.limit, dtype, HEADS)
         return replace(self, make=lambda graph: self.make(graph).to(dtype), make_inputs=make_inputs, limit=limit)
+
+
+class Autocast(nn.Module):
+    """Runs a model under autocast to bfloat16. A model in float64 stays exact."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any) -> Any:
+        """Runs the model on any arguments."""
+        with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
+            return self.model(*args)
 
 
 class Concatenated(nn.Module):

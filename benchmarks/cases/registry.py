@@ -93,7 +93,7 @@ class Case:
         """
         if self.layer is None:
             raise ValueError(f"case: got {self.name} of {self.num_layers} layers, expected a single layer")
-        layer = self.layer.to(DTYPES[precision])
+        layer = self.layer.in_precision(precision)
         name = self.name if precision == "fp32" else f"{self.name} {precision}"
         case = _case_of(layer, name, self.suite, self.graph, self.order)
         return replace(case, num_layers=self.num_layers)

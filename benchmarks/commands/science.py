@@ -7,7 +7,7 @@ import argparse
 
 import torch
 
-from benchmarks.cases.layers import DTYPES
+from benchmarks.cases.layers import DTYPES, USUAL
 from benchmarks.cases.names import chosen
 from benchmarks.cases.registry import Case, science_case, select
 from benchmarks.cases.science import SCIENCE
@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     driver.add_sync_check(parser)
     driver.add_budget(parser)
     parser.add_argument("--models", default=",".join(SCIENCE), help="comma-separated (default: %(default)s)")
-    parser.add_argument("--precisions", default=",".join(DTYPES), help="comma-separated (default: %(default)s)")
+    parser.add_argument(
+        "--precisions", default=",".join(USUAL), help=f"comma-separated, of {', '.join(DTYPES)} (default: %(default)s)"
+    )
     parser.add_argument(
         "--scale", type=float, default=1.0, help="share of the nodes and edges of each model, for small machines"
     )

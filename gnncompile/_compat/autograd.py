@@ -15,6 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gnncompile._compat.compiles import compiling
@@ -80,10 +81,27 @@ _DATA: Any = cast(Any, torch._C._autograd)._get_data_attr
 class _Interpreter(fx.Interpreter):
     """Runs a Dynamo graph. Calls that a trace of operators would miss are replaced by operators."""
 
+    def run(self, *args: Any) -> Any:
+        """Runs the graph, and leaves the autocast modes that an error interrupts."""
+        self._modes: list[torch.autocast] = []
+        try:
+            return super().run(*args)
+        finally:
+            while self._modes:
+                self._modes.pop().__exit__(None, None, None)
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Runs one call. ``x.data`` runs as ``x.detach()``: the same memory without a history."""
+        """Runs one call. ``x.data`` runs as ``x.detach()``: the same memory without a history.
+
+        While operations are recorded, torch's function that enters autocast is only recorded.
+        """
         if target is _DATA:
             return torch.ops.aten.detach.default(*args)
+        if target is torch.amp.autocast_mode._enter_autocast:
+            self._modes.append(torch.autocast(*args))
+            return self._modes[-1].__enter__()
+        if target is torch.amp.autocast_mode._exit_autocast:
+            return self._modes.pop().__exit__(None, None, None)
         return super().call_function(target, args, kwargs)
 
 
@@ -95,6 +113,11 @@ def recording_operations() -> bool:
 def backend_fake_mode() -> Any:
     """Returns the fake mode that Inductor compiles the current graph under."""
     return TracingContext.get().fake_mode
+
+
+def real_tensors() -> AbstractContextManager[Any]:
+    """Returns a context in which operations make real tensors, in the middle of a compile too."""
+    return unset_fake_temporarily()
 
 
 def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

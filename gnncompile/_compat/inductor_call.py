@@ -127,6 +127,11 @@ def _begins_with_buffer(tensor: Any) -> bool:
     return bool(V.graph.sizevars.statically_known_equals(tensor.get_layout().offset, 0))
 
 
+def tuple_text(names: Sequence[str]) -> str:
+    """Returns the code of a tuple."""
+    return "(" + "".join(f"{one}, " for one in names) + ")"
+
+
 def node_now() -> Any:
     """Returns the node that Inductor is lowering."""
     return V.graph.current_node

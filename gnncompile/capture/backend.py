@@ -35,6 +35,7 @@ from gnncompile.ops import (
     gemm,
     gradient,
     launch,
+    matrix_copies,
     own_and_halo_lowering,
     packaged,
     prepared,
@@ -402,6 +403,7 @@ def prepare_torch() -> None:
     embedding.install()
     gemm.install()
     region_lowering.install()
+    matrix_copies.install()
     exchange_lowering.install()
     own_and_halo_lowering.install()
     packaged.install()

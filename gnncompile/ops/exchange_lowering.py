@@ -23,11 +23,12 @@ from gnncompile._compat.inductor_call import (
     in_front,
     realized,
     tensor_of,
+    tuple_text,
     writable,
 )
 from gnncompile.ops.exchange import GRADIENTS, ROWS
 from gnncompile.ops.gemm import only_follows
-from gnncompile.ops.region_lowering import RegionCall, lower_region, region_name, tuple_text
+from gnncompile.ops.region_lowering import RegionCall, lower_region, region_name
 
 _own = torch.ops.gnncompile
 _IMPORT = "from gnncompile.ops import exchange as _gnncompile_exchange"

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from gnncompile._compat import inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, tuple_text
 from gnncompile.ops.own_and_halo_edges import halves
-from gnncompile.ops.region_lowering import RegionCall, degree_now, kernel_name, lower_region, tuple_text
+from gnncompile.ops.region_lowering import RegionCall, degree_now, kernel_name, lower_region
 from gnncompile.runtime import launch
 
 _own = torch.ops.gnncompile

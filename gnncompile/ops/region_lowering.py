@@ -15,7 +15,7 @@ import torch
 
 from gnncompile import _compat
 from gnncompile._compat import aoti, inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of
+from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, tuple_text
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.ops import packaged
@@ -73,11 +73,6 @@ def kernel_name(wrapper: Any, spec: str, device: str, degree: int) -> str:
     wrapper.add_import_once(_IMPORT)
     wrapper.add_import_once(f"{name} = _gnncompile_call({spec!r}, {device!r}, {degree})")
     return name
-
-
-def tuple_text(names: Sequence[str]) -> str:
-    """Returns the code of a tuple."""
-    return "(" + "".join(f"{one}, " for one in names) + ")"
 
 
 def region_name(spec: str, device: str) -> str:

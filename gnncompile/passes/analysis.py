@@ -109,6 +109,25 @@ def is_switch(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 
 
+def enters_autocast(node: fx.Node) -> bool:
+    """Whether a node begins an autocast mode."""
+    return getattr(node.target, "__name__", "") == "_enter_autocast"
+
+
+def autocasts(node: fx.Node) -> list[tuple[Any, ...]]:
+    """Returns the arguments of the autocast modes that a node runs in, the innermost first: device type, dtype, ..."""
+    found: list[tuple[Any, ...]] = []
+    left: set[Any] = set()
+    at = node.prev
+    while at.op != "root":
+        if getattr(at.target, "__name__", "") == "_exit_autocast":
+            left.add(at.args[0])
+        elif enters_autocast(at) and at not in left:
+            found.append(at.args)
+        at = at.prev
+    return found
+
+
 FRESH_EXCEPT = {
     "contiguous",
     "detach",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any
@@ -15,7 +16,9 @@ from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.options import Options
 from gnncompile.passes.analysis import (
     aten,
+    autocasts,
     carries_gradient,
+    enters_autocast,
     is_switch,
     origins,
     structural_nodes,
@@ -135,6 +138,10 @@ class Context:
             found[node] = count
         return found if count else {}
 
+    @cached_property
+    def _has_autocast(self) -> bool:
+        return any(enters_autocast(node) for node in self.graph.nodes)
+
     @property
     def graph(self) -> fx.Graph:
         """The graph."""
@@ -149,10 +156,23 @@ class Context:
         return self.same_mode(node, other) and self.written.isdisjoint([node, *node.all_input_nodes])
 
     def find_value(self, node: fx.Node) -> None:
-        """Computes the fake value of a call from the fake values of its arguments."""
+        """Computes the fake value of a call from the fake values of its arguments, in the call's autocast modes."""
         args, kwargs = fx.map_arg((node.args, node.kwargs), value)
-        with self.fake_mode:
+        with self.tracing_at(node):
             node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+    @contextmanager
+    def tracing_at(self, node: fx.Node) -> Iterator[None]:
+        """Operations make fake values in this context, in the autocast modes that a node runs in."""
+        with self.fake_mode, self.autocast_of(node):
+            yield
+
+    def autocast_of(self, node: fx.Node) -> AbstractContextManager[object]:
+        """Returns the autocast modes that a node runs in, as a context."""
+        modes = ExitStack()
+        for kind, dtype, enabled, _ in reversed(autocasts(node) if self._has_autocast else ()):
+            modes.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
+        return modes
 
     def call(self, target: Callable[..., Any], *args: Any, like: fx.Node | None = None, **kwargs: Any) -> fx.Node:
         """Adds a call at the current insertion point, with its fake value and the user's line of `like`."""
@@ -189,7 +209,7 @@ class Context:
             return function(*(a if w is None else values[w] for a, w in zip(args, where, strict=True)))
 
         trace: Any = make_fx(run, pre_dispatch=True)
-        with self.fake_mode:
+        with self.fake_mode if like is None else self.tracing_at(like):
             traced = trace(*map(value, inputs))
         copies = dict(zip((n for n in traced.graph.nodes if n.op == "placeholder"), inputs, strict=True))
         for inner in traced.graph.nodes:

@@ -23,6 +23,7 @@ from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.partitioned.parts import Parts
 from gnncompile.passes.post_grad import (
+    copy_weights,
     cpu_gradients,
     delay_row_sums,
     exact_numbers,
@@ -148,6 +149,7 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(lower_gemm, "products"),
     _after(fuse_gemm_pairs, "products"),
     _after(delay_row_sums),
+    _after(copy_weights),
     _after(cpu_gradients),
     _after(exact_numbers),
     _after(order_exchanges),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
 from gnncompile.models.mesh_graph_net import GraphNetBlock
 from torch import Tensor, nn
 
@@ -249,8 +253,16 @@ def _every_region_has_a_kernel() -> Iterator[None]:
     assert launch.fallbacks == before
 
 
-def inputs(nodes: int, edges: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> tuple[Tensor, ...]:
-    """Node features, positions, unsorted edges with a hub, and edge features."""
+def inputs(
+    nodes: int,
+    edges: int,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    like: tuple[Tensor, ...] | None = None,
+) -> tuple[Tensor, ...]:
+    """Node features, positions, unsorted edges with a hub, and edge features; the numbers of `like`, if it is given."""
+    if like is not None:
+        return tuple(a.detach().to(dtype).requires_grad_() if a.is_floating_point() else a for a in like)
     generator = torch.Generator().manual_seed(nodes + edges)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
     edge_index[1, : edges // 4] = nodes // 2
@@ -311,6 +323,41 @@ def test_inference(name: str, device: str) -> None:
         args = inputs(*size, dtype=torch.float32, device=device)
         with torch.no_grad():
             torch.testing.assert_close(compiled(*args), model(*args), rtol=1e-4, atol=1e-4)
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return float(torch.stack([t.double().norm() for t in tensors]).norm())
+
+
+@pytest.mark.parametrize("which", ["usual", pytest.param("triton", marks=triton_regions.INTERPRETED)])
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_is_as_exact_as_in_eager(name: str, which: str, device: str) -> None:
+    torch.manual_seed(0)
+    model = MODELS[name][0]().to(device)
+    exact = copy.deepcopy(model).double()
+    with nullcontext() if which == "usual" else kernels("triton"):
+        compiled = gnncompile.compile(copy.deepcopy(model), fullgraph=True)
+        for size in [(9, 30), (5, 0), (1, 4)] if which == "triton" else GRAPHS:
+            args = inputs(*size, dtype=torch.float32, device=device)
+            expected = gradients(exact, exact, inputs(*size, device=device, like=args))
+            with torch.autocast(device, torch.bfloat16):
+                found, eager = gradients(compiled, compiled, args), gradients(model, model, args)
+            assert [one.dtype for one in found] == [one.dtype for one in eager]
+            for one, other, right in zip(found, eager, expected, strict=True):
+                away, theirs = (_norm([a.double() - right]) for a in (one, other))
+                assert away <= 2 * theirs + 2e-2 * _norm(expected) / len(expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_autocast_forms_the_same_regions(name: str) -> None:
+    def found(dtype: torch.dtype, enabled: bool) -> list[int]:
+        compiled = gnncompile.compile(MODELS[name][0]().to(dtype))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            compiled(*inputs(9, 30, dtype))
+        return sorted(sum(node.op == "linear" for node in region.nodes) for region in tiled(compiled))
+
+    with kernels("triton"):
+        assert found(torch.float32, True) == found(torch.bfloat16, False)
 
 
 def test_the_state_leaves_the_region_once() -> None:

@@ -45,6 +45,9 @@ CASES: dict[str, Callable[[Operands], Tensor]] = {
     "two_products_over_rows": lambda t: OPS.two_products_over_rows(
         t["wide"], t["left"], True, t["wide"] + 1, t["left"], False
     )[2],
+    "matrix_copies": lambda t: OPS.matrix_copies(
+        [t["total"] * 2, t["right"]], [ROWS, COLUMNS, COLUMNS, 1, 0, COLUMNS, DEPTH, 1, COLUMNS, 0], torch.float32
+    )[0],
     "sums_over_rows": lambda t: OPS.sums_over_rows(t["rows"], t["left"]) + t["rows"],
 }
 
@@ -144,7 +147,7 @@ def test_readers_of_a_gradient_per_edge_come_after_its_region(device: str, poiso
         _check_order(code)
 
 
-_OUR_CALL = re.compile(r"(?:region_[0-9a-f]+_\w+|_gnncompile_gemm\.write_\w+)\((.*)\)$")
+_OUR_CALL = re.compile(r"(?:region_[0-9a-f]+_\w+|copies_[0-9a-f]+|_gnncompile_gemm\.write_\w+)\((.*)\)$")
 _MADE = re.compile(r"(buf\d+) = (?:empty_strided_\w+|assert|buf\d+|reinterpret_tensor)")
 
 

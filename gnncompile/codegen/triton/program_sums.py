@@ -1,4 +1,4 @@
-"""Adds up the sums of a kernel's programs, and writes them to the outputs of a region, in one launch. Imports Triton."""
+"""Adds up the sums of a kernel's programs and writes them to the outputs of a region. Imports Triton."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gnncompile import tuning
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.module import load_module
+from gnncompile.codegen.triton.rounding import rounded
 
 _COLUMNS, _ROWS = 32, 32
 """The columns that a program adds up, and the rows that it reads at once."""
@@ -32,7 +33,7 @@ def column_sums(partial, out, block, programs, length, first, size, COLUMNS: tl.
             program = begin + tl.arange(0, ROWS)
             place = program[:, None].to(tl.int64) * length + (first + column)[None, :]
             total += tl.load(partial + place, mask=(program < programs)[:, None] & inside[None, :], other=0.0)
-        tl.store(out + column, tl.sum(total, 0).to(out.dtype.element_ty), mask=inside)
+        tl.store(out + column, rounded(tl.sum(total, 0), out.dtype.element_ty), mask=inside)
     return block - tl.cdiv(size, COLUMNS)
 
 

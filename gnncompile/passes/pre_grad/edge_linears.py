@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import fx
 
 from gnncompile import tuning
@@ -47,9 +48,20 @@ def refusal(ctx: Context, layer: fx.Node) -> str:
 
 def transposed(ctx: Context, weight: fx.Node, at: fx.Node) -> fx.Node:
     """Returns the transposed weight, placed before `at`. All regions under the same modes share one node."""
-    key = f"{weight.name} transposed under {ctx.switches.get(at)}"
+    return _shared(ctx, f"{weight.name} transposed", at, aten.t.default, weight)
+
+
+def converted(ctx: Context, weight: fx.Node, dtype: torch.dtype, at: fx.Node) -> fx.Node:
+    """Returns the weight in a dtype, placed before `at` as in :func:`transposed`."""
+    if value(weight).dtype == dtype:
+        return weight
+    return _shared(ctx, f"{weight.name} in {dtype}", at, aten._to_copy.default, weight, dtype=dtype)
+
+
+def _shared(ctx: Context, what: str, at: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    key = f"{what} under {ctx.switches.get(at)}"
     known = ctx.shared_nodes.get(key)
     if known is None or at < known:
         with ctx.graph.inserting_before(at):
-            ctx.shared_nodes[key] = known = ctx.call(aten.t.default, weight)
+            ctx.shared_nodes[key] = known = ctx.call(target, *args, **kwargs)
     return known

@@ -146,7 +146,7 @@ class _Written:
                     env[node].requires_grad_()
             for node in self.between:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: env[n])
-                with torch.set_grad_enabled(self.enabled[node]):
+                with torch.set_grad_enabled(self.enabled[node]), self.ctx.autocast_of(node):
                     made = cast(Any, RULES.get(node.target, node.target))(*args, **kwargs)
                 if node in self.inputs and not made.requires_grad:
                     made = made.detach().requires_grad_()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import fx
 
 from gnncompile import tuning
-from gnncompile.ir.region import LAYERS, behind
+from gnncompile.ir.bits import tensor_type
+from gnncompile.ir.region import LAYERS, Space, behind
 from gnncompile.passes.analysis import aten, is_tensor, own, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import NotFusable, Slots
+from gnncompile.passes.pre_grad import edge_linears
 from gnncompile.passes.pre_grad.message import Message, region_shape
 
 
@@ -48,6 +51,12 @@ class TiledMessage(Message):
         """Whether a region node is computed from a linear layer."""
         return any(self.builder.nodes[k].op in LAYERS for k in behind(self.builder.nodes, [at]))
 
+    def factor(self, otherwise: torch.dtype) -> torch.dtype:
+        """Returns the dtype of the layers' weights, or `otherwise` if they have several."""
+        nodes = self.builder.nodes
+        types = {node.dtype for node in nodes if node.op == "input" and node.space is Space.FEATURE}
+        return tensor_type(types.pop()) if len(types) == 1 else otherwise
+
     def _operation(self, node: fx.Node, slots: Slots, strict: bool) -> int:
         if node in self.stored:
             raise NotFusable("it is computed outside of the region")
@@ -63,8 +72,10 @@ class TiledMessage(Message):
             raise NotFusable("its rows have several axes")
         if not isinstance(weight, fx.Node) or {rows, weight, layer} & self.ctx.written:
             raise NotFusable("it reads a tensor that is written to in place")
-        if len({value(n).dtype for n in (rows, weight, layer)}) > 1 or not self.visible(layer):
-            raise NotFusable("it computes in another type than its rows have, or in another mode")
+        if not self.visible(layer):
+            raise NotFusable("it computes in another mode")
+        # Under autocast the dtypes may differ. Products round rows to the dtype of weights, as autocast does.
+        weight = edge_linears.converted(self.ctx, weight, value(layer).dtype, self.at)
         features = self.builder.on_edges(self.lower(rows, (1,)))
         if self.builder.nodes[features].shape != (1, int(value(rows).shape[1])):
             raise NotFusable("its rows are expanded")

@@ -154,16 +154,17 @@ class _Forming:
         """Returns why the region does not pay; empty if it does."""
         nodes, first = made.message.builder.nodes, value(self.first)
         device, widest = device_of(first.device), max(n.shape[1] for n in nodes)
-        most = device.widest_tile(first.dtype, bool(made.states))
+        dtype = made.message.factor(first.dtype)
+        most = device.widest_tile(dtype, bool(made.states))
         layers = sum(n.op == "linear" and min(n.shape[1], nodes[n.args[0]].shape[1]) > 1 for n in nodes)
-        if not device.walks_layers(first.dtype):
-            return f"the library computes layers of {first.dtype} faster on this device"
+        if not device.walks_layers(dtype):
+            return f"the library computes layers of {dtype} faster on this device"
         if widest > most:
             return f"found a value of {widest} channels, a walk takes at most {most}"
         if layers > device.most_tiled_layers:
             return f"found {layers} layers, a walk pays for at most {device.most_tiled_layers}"
         alone = not made.states or not device.runs_triton
-        if alone and made.message.depth() <= 1 and not device.walks_one_layer(first.dtype):
+        if alone and made.message.depth() <= 1 and not device.walks_one_layer(dtype):
             return "the library computes one layer faster"
         return ""
 

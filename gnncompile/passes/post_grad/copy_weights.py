@@ -1,0 +1,132 @@
+"""Views of weights that regions read are copied by one launch. Runs after differentiation, on each graph.
+
+Before: ``region([permute(w1, [1, 0]), permute(slice(w2, 1, 64, 128), [1, 0]), ...])``
+After:  ``copies = matrix_copies([w1, w2], ...); region([copies[0], copies[1], ...])``
+Why it pays: a region's kernel reads contiguous weights. Inductor copies each view by a launch of its own, in which the
+host takes longer than the GPU. Conversions to the dtype of autocast are copies as well.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+from gnncompile import _compat
+from gnncompile._compat import aoti
+from gnncompile.codegen.matrix_view import View
+from gnncompile.device import device_of
+from gnncompile.passes.analysis import aten, own, value
+
+_CONVERT = torch.ops.prims.convert_element_type.default
+_LARGEST = 2**18
+"""The most elements of a view. Of a larger weight the copy takes longer than its launch."""
+_MOST = 16
+"""The most copies of one launch."""
+
+
+class _Copy(NamedTuple):
+    """A copy of a view.
+
+    Attributes:
+        root: The input of the graph whose memory is read.
+        view: The view of its memory.
+        dtype: The dtype of the copy.
+    """
+
+    root: fx.Node
+    view: View
+    dtype: torch.dtype
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    if aoti.current_build() is not None:  # the weights of a package are constants
+        return
+    regions = graph.find_nodes(op="call_function", target=own.region.default)
+    read = dict.fromkeys(node for region in regions for node in region.args[0])
+    copies = {node: copy for node in read if (copy := _copy(node)) is not None}
+    made: dict[_Copy, fx.Node] = {}
+    for group in _groups(list(dict.fromkeys(copies.values()))):
+        made.update(_insert(graph, group))
+    for region in regions:
+        given = [made.get(copies[node], node) if node in copies else node for node in region.args[0]]
+        region.args = (given, *region.args[1:])
+
+
+def _copy(node: fx.Node) -> _Copy | None:
+    """Returns the copy that Inductor would make of a region's tensor, if that is a small view of an input."""
+    chain: list[fx.Node] = []
+    root = node
+    while root.op == "call_function" and _keeps_elements(root):
+        chain.append(root)
+        root = root.all_input_nodes[0]
+    if root.op != "placeholder" or not _is_small(value(root)) or value(node).dim() != 2:
+        return None
+    dtype = value(node).dtype
+    view = _view(value(root), chain)
+    if view is None or (dtype == value(root).dtype and view.row_stride == view.columns and view.column_stride == 1):
+        return None
+    return _Copy(root, view, dtype)
+
+
+def _keeps_elements(node: fx.Node) -> bool:
+    """Whether a node's elements are elements of its only tensor, perhaps in another dtype."""
+    if len(node.all_input_nodes) != 1 or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    if node.target is _CONVERT:
+        return bool(value(node).is_floating_point())
+    views = any(r.alias_info is not None for r in node.target._schema.returns)
+    return node.target in (aten.reshape.default, aten.clone.default) or views
+
+
+def _is_small(fake: Any) -> bool:
+    """Whether a tensor is a floating-point tensor of a known size, whose copies pay for a shared launch."""
+    if not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+        return False
+    known = all(isinstance(size, int) for size in (*fake.shape, *fake.stride()))
+    return known and device_of(fake.device).runs_triton and math.prod(fake.shape) <= _LARGEST
+
+
+def _view(base: torch.Tensor, chain: list[fx.Node]) -> View | None:
+    """Returns the view of a tensor that the operations make, the last one first; None if there is no such view."""
+    last = sum((size - 1) * stride for size, stride in zip(base.shape, base.stride(), strict=True))
+    with _compat.real_tensors():
+        places: Any = torch.arange(last + 1).as_strided(base.shape, base.stride())
+        for node in reversed(chain):
+            if node.target is not _CONVERT:
+                places = node.target(places, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+        rows, columns = places.shape
+        if not rows or not columns:
+            return None
+        offset = int(places[0, 0])
+        row_stride = int(places[1, 0]) - offset if rows > 1 else columns
+        column_stride = int(places[0, 1]) - offset if columns > 1 else 1
+        view = offset + row_stride * torch.arange(rows)[:, None] + column_stride * torch.arange(columns)
+        return View(rows, columns, row_stride, column_stride, offset) if torch.equal(places, view) else None
+
+
+def _groups(copies: list[_Copy]) -> list[list[_Copy]]:
+    """Returns the copies that share a launch. A launch of one copy saves nothing."""
+    found = []
+    for kind in dict.fromkeys((copy.dtype, value(copy.root).device) for copy in copies):
+        alike = [copy for copy in copies if (copy.dtype, value(copy.root).device) == kind]
+        found += [alike[at : at + _MOST] for at in range(0, len(alike), _MOST)]
+    return [group for group in found if len(group) > 1]
+
+
+def _insert(graph: fx.Graph, group: list[_Copy]) -> dict[_Copy, fx.Node]:
+    """Inserts the op behind the inputs of the graph, and returns the node of each copy."""
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    made = {}
+    with graph.inserting_before(first):
+        numbers = [number for copy in group for number in copy.view]
+        call = graph.call_function(own.matrix_copies.default, ([copy.root for copy in group], numbers, group[0].dtype))
+        call.meta["val"] = [value(copy.root).new_empty(copy.view[:2], dtype=copy.dtype) for copy in group]
+        for k, copy in enumerate(group):
+            made[copy] = graph.call_function(operator.getitem, (call, k))
+            made[copy].meta["val"] = call.meta["val"][k]
+    return made

@@ -1,0 +1,129 @@
+"""Autocast inside of a model, around a part of it, and nested: results, gradients and dtypes are those of eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch_geometric.nn import GATConv, GCNConv, GINEConv, RGCNConv, SAGEConv, TransformerConv
+
+import gnncompile
+from gnncompile import _compat
+
+CHANNELS, NODES, EDGES = 40, 20, 60
+
+
+class EdgeLayers(nn.Module):
+    """Two layers on each edge, of features and a distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2 * CHANNELS + 1, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        squared = (x[source] - x[destination]).square().sum(-1, keepdim=True)
+        messages = self.last(self.first(torch.cat([x[destination], x[source], squared], -1)).sigmoid()).tanh()
+        return x + messages.new_zeros(x.size(0), CHANNELS).index_add(0, destination, messages)
+
+
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
+    "GCN": (lambda: GCNConv(CHANNELS, CHANNELS), tuple),
+    "GAT": (lambda: GATConv(CHANNELS, CHANNELS), tuple),
+    "SAGE": (lambda: SAGEConv(CHANNELS, CHANNELS), tuple),
+    "GINE": (lambda: GINEConv(nn.Linear(CHANNELS, CHANNELS)), lambda: (torch.randn(EDGES, CHANNELS),)),
+    "RGCN": (lambda: RGCNConv(CHANNELS, CHANNELS, 3), lambda: (torch.arange(EDGES) % 3,)),
+    "Transformer": (lambda: TransformerConv(CHANNELS, CHANNELS), tuple),
+    "layers on edges": (EdgeLayers, tuple),
+}
+
+
+class Within(nn.Module):
+    """A layer under autocast."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.linear = layer, nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.linear(self.layer(x, *others))
+
+
+class Nested(Within):
+    """A part of the layers leaves autocast again."""
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            x = self.layer(x, *others)
+            with torch.autocast(x.device.type, enabled=False):
+                return self.linear(x.float())
+
+
+class Before(Within):
+    """The same layer under autocast and then without."""
+
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            x = self.linear(self.layer(x, *others))
+        return self.layer(x.float(), *others)
+
+
+def results(model: nn.Module, called: Callable[..., Tensor], x: Tensor, *others: Any) -> list[Tensor]:
+    x = x.detach().clone().requires_grad_()
+    out = called(x, *others)
+    return [out, *torch.autograd.grad((out * out.detach().cos()).sum(), [x, *model.parameters()], allow_unused=True)]
+
+
+@pytest.mark.parametrize("around", [Within, Nested, Before])
+@pytest.mark.parametrize("name", LAYERS)
+def test_numbers_and_dtypes_are_those_of_eager(name: str, around: type[Within], device: str) -> None:
+    torch.manual_seed(0)
+    make, more = LAYERS[name]
+    model = around(make()).to(device)
+    given = [torch.randint(NODES, (2, EDGES)), *more()]
+    args = [torch.randn(NODES, CHANNELS).to(device), *(one.to(device) for one in given)]
+    compiled = gnncompile.compile(copy.deepcopy(model), fullgraph=True)
+    found, expected = results(compiled, compiled, *args), results(model, model, *args)
+    exact = copy.deepcopy(model).double()
+    exact_args = [one.double() if one.is_floating_point() else one for one in args]
+    with torch.autocast(device, enabled=False):
+        right = results(exact, _without_float(exact), *exact_args)
+    for one, other, best in zip(found, expected, right, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        assert one.dtype == other.dtype
+        error = (other.double() - best).norm()
+        assert (one.double() - best).norm() <= 2 * error + 2e-2 * best.norm()
+
+
+def _without_float(model: nn.Module) -> Callable[..., Tensor]:
+    """Returns a function that calls a model in float64, in which ``x.float()`` changes nothing."""
+
+    def called(*args: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Tensor, "float", lambda tensor: tensor)
+            return model(*args)
+
+    return called
+
+
+def test_an_error_while_tracing_leaves_autocast() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise ValueError("stop")
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    mode = graph.call_function(torch.amp.autocast_mode._enter_autocast, ("cpu", torch.bfloat16, True, False))
+    made = graph.call_function(fails, (x,))
+    graph.call_function(torch.amp.autocast_mode._exit_autocast, (mode,))
+    graph.output(made)
+    fakes = torch._subclasses.FakeTensorMode()
+    with pytest.raises(ValueError, match="stop"):
+        _compat.trace_aten(torch.fx.GraphModule({}, graph), [fakes.from_tensor(torch.randn(3))])
+    assert not torch.is_autocast_enabled("cpu")
