@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,10 @@ class Layer:
     def in_precision(self, precision: str) -> "Layer":
         """Returns the layer in a precision, one of `DTYPES`."""
         layer = self.to(DTYPES[precision])
-        return replace(layer, make=lambda graph: Autocast(layer.make(graph))) if precision == AUTOCAST else layer
+        if precision != AUTOCAST:
+            return layer
+        reference = None if layer.reference is None else partial(_autocast_reference, layer.reference)
+        return replace(layer, make=lambda graph: Autocast(layer.make(graph)), reference=reference)
 
     def to(self, dtype: torch.dtype) -> "Layer":
         """Returns the layer with its parameters and its floating-point arguments in another dtype."""
@@ -83,6 +87,11 @@ class Autocast(nn.Module):
         """Runs the model on any arguments."""
         with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
             return self.model(*args)
+
+
+def _autocast_reference(reference: Callable[[nn.Module], nn.Module], model: nn.Module) -> nn.Module:
+    assert isinstance(model, Autocast)
+    return Autocast(reference(model.model))
 
 
 class Concatenated(nn.Module):

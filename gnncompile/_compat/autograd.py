@@ -81,11 +81,11 @@ _DATA: Any = cast(Any, torch._C._autograd)._get_data_attr
 class _Interpreter(fx.Interpreter):
     """Runs a Dynamo graph. Calls that a trace of operators would miss are replaced by operators."""
 
-    def run(self, *args: Any) -> Any:
+    def run(self, *args: Any, **options: Any) -> Any:
         """Runs the graph, and leaves the autocast modes that an error interrupts."""
         self._modes: list[torch.autocast] = []
         try:
-            return super().run(*args)
+            return super().run(*args, **options)
         finally:
             while self._modes:
                 self._modes.pop().__exit__(None, None, None)

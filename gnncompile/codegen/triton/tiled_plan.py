@@ -72,14 +72,21 @@ class TiledPlan:
         """
         if self.region.nodes[i].boolean:
             return self.region.compute if self.region.double else BOOL
-        exact = any(i in part.leaves and self._is_exact(part) for part in self.parts)
+        exact = any(i in part.leaves and self._is_exact(part, i) for part in self.parts)
         read = any(i in phase.loads and self._reads(phase, i) for phase in self.phases)
         return self.region.compute if exact or read or self.factor not in HALVES else self.factor
 
-    def _is_exact(self, part: RowPart) -> bool:
-        """Whether a part must read values that are not rounded. Eager rounds them if all tensors have 16 bits."""
-        types = {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
-        types |= {self.region.outputs[k].dtype for k in part.outputs}
+    def _is_exact(self, part: RowPart, i: int) -> bool:
+        """Whether a part must read a value that is not rounded.
+
+        Eager rounds it if all tensors have 16 bits. Under autocast others have more, but a value that is also a result
+        with 16 bits is rounded.
+        """
+        outputs = self.region.outputs
+        types = {outputs[k].dtype for k in part.outputs}
+        if any(out.node == i and out.dtype == self.factor for out in outputs):
+            return part.compares or types != {self.factor}
+        types |= {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
         return part.compares or types != {self.factor}
 
     def _reads(self, phase: Phase, i: int) -> bool:

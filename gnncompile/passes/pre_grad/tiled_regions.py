@@ -215,7 +215,7 @@ class _Forming:
         results, inside = made.results(), made.inside()
         outside = {node: readers_outside(node, inside if node in made.states else ()) for node in results}
         first = min((user for users in outside.values() for user in users), default=None)
-        if first is not None and max(inputs) > first and not self.ctx.switches:
+        if first is not None and max(inputs) > first and not _switch_between(first, max(inputs)):
             self._move_up(inputs, first, results)
         last = max(inputs)
         return frozenset(
@@ -266,6 +266,15 @@ class _Forming:
             self.ctx.skip(what, reason, node)
         shape = ", ".join(str(tuple(value(node).shape)) for node in made.results())
         self.ctx.log.regions.append(RegionRecord(region.spec, user_line(self.first), shape))
+
+
+def _switch_between(first: fx.Node, last: fx.Node) -> bool:
+    """Whether grad mode or autocast changes between two nodes."""
+    while first is not last:
+        first = first.next
+        if first.op == "call_function" and is_switch(first):
+            return True
+    return False
 
 
 def _reduced(message: TiledMessage, node: fx.Node) -> int:
