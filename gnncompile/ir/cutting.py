@@ -40,7 +40,7 @@ class Stages:
     temporaries: int = 0
 
     def add(self, by: Space, roots: Sequence[tuple[int, bool, str]]) -> list[int]:
-        """Adds one stage and returns the indices of its temporaries, one per root.
+        """Adds one stage and returns the indices of its temporaries, one per root. Equal roots share a temporary.
 
         Args:
             by: The space whose rows the stage walks.
@@ -50,20 +50,22 @@ class Stages:
             return []
         b = Builder(by, self.scratch.unmasked)
         copy = Transplant(self.scratch, b, self.operands)
-        outputs = []
+        outputs: list[Output] = []
+        found: dict[tuple[int, bool, str], int] = {}
         stores_edges = self.scratch.tiled or any(
             not reduce and self.scratch.nodes[value].space is Space.EDGE for value, reduce, _ in roots
         )
-        for value, reduce, dtype in roots:
+        for value, reduce, dtype in dict.fromkeys(roots):
             node = copy(value)
             if reduce:
                 # Where values are stored per edge, their dot products are computed for each edge anyway.
                 node = b.reduce("sum", node) if stores_edges else self._sum(b, node, copy.used)
+            found[value, reduce, dtype] = self.temporaries + len(outputs)
             outputs.append(Output(node, dtype, trailing(b.nodes[node].shape)))
         b.tiled = self.scratch.tiled and any(n.op in LAYERS for n in b.nodes)
         self.stages.append(Stage(b.finish(outputs), tuple(copy.used)))
-        first, self.temporaries = self.temporaries, self.temporaries + len(outputs)
-        return list(range(first, self.temporaries))
+        self.temporaries += len(outputs)
+        return [found[root] for root in roots]
 
     def _sum(self, b: Builder, value: int, used: Sequence[Operand]) -> int:
         """Adds the sum of a value over the edges of each row.

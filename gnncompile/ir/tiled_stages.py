@@ -43,7 +43,7 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
         inputs: The inputs whose gradients are wanted.
     """
     wanted = [(position, node, _roots(stages, region, node, total)) for position, node, total in inputs]
-    roots = list(dict.fromkeys(root for _, _, found in wanted for root in found))
+    roots = [root for _, _, found in wanted for root in found]
     made = dict(zip(roots, stages.add(region.by, roots), strict=True))
     gradients = {}
     for position, node, found in wanted:

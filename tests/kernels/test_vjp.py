@@ -451,6 +451,21 @@ def test_gradient_of_a_plain_sum_is_one_walk_by_source():
     assert [o.kind for o in stage.operands] == ["cotangent"]
 
 
+@pytest.mark.parametrize("relu", [False, True])
+def test_terms_of_a_sum_share_their_gradient(relu: bool):
+    """In ``x[source] + y[source] + e + f`` the gradients of x and y are equal, and so are those of e and f."""
+    b = Builder(Space.DESTINATION)
+    spaces = (Space.SOURCE, Space.SOURCE, Space.EDGE, Space.EDGE)
+    terms = [b.input(k, space, (1, 4), "float32") for k, space in enumerate(spaces)]
+    total = b.op("add", b.op("add", terms[0], terms[2]), b.op("add", terms[1], terms[3]))
+    message = b.op("where", b.op("gt", total, b.const(0)), total, b.const(0)) if relu else total
+    region = with_residuals(b.finish([Output(b.reduce("sum", message), "float32", (4,))]))
+    plan = vjp(region, (True,) * 4, (True,) + (False,) * (len(region.outputs) - 1))
+    x, y, e, f = plan.gradients
+    assert x is not None and x == y and e is not None and e == f
+    assert sum(len(stage.region.outputs) for stage in plan.stages) == 2
+
+
 def test_gat_gathers_wide_rows_once():
     """By source: the cotangent (2x3), and logit, maximum, sum and dot product of two heads; never a value per edge."""
     stages = plan_of("gat").stages
