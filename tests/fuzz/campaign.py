@@ -27,7 +27,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--engine", help="one engine for all programs: passes, 'op by op' or inductor")
     parser.add_argument("--kernels", help="one way to run regions for all programs: reference, cpp or triton")
-    parser.add_argument("--dtype", help="one precision for all programs: float64, float32 or bfloat16")
+    parser.add_argument("--dtype", help="one precision for all programs, such as float64, or 'autocast within'")
     parser.add_argument("--way", help="one use for all programs: training, inference, reduce-overhead or TrainStep")
     parser.add_argument("--go-on", action="store_true", help="tell all findings, as they are, and shrink none")
     given = parser.parse_args(args)

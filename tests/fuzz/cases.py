@@ -7,12 +7,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.check import Case
+from tests.fuzz.check import AUTOCAST, Case
 from tests.fuzz.graphs import AWKWARD, USUAL
 from tests.fuzz.grow import Choose, drawn, grow
 from tests.fuzz.program import FLOATS
 
-PRECISIONS = ("float64", "float64", "float32", "bfloat16")
+PRECISIONS = ("float64", "float64", "float32", "bfloat16", *AUTOCAST)
 LIGHT = ("passes",) * 7 + ("op by op",) * 2 + ("inductor",)
 
 
@@ -29,6 +29,9 @@ def make_case(choose: Choose, device: str = "cpu", most: int = 14) -> Case:
     way = choose(("training",) * 5 + ("inference",) * 2 + ("reduce-overhead", "TrainStep"))
     if not any(line.setup for line in program.lines) and way == "TrainStep":
         way = "training"  # nothing to train
+    dtype = choose(PRECISIONS)
+    if dtype in AUTOCAST and way == "TrainStep":
+        way = "training"
     engine, which = choose(LIGHT), choose(("reference", "reference", "reference", "cpp"))
     if device != "cpu":
         engine, which = "inductor", "triton"
@@ -37,7 +40,7 @@ def make_case(choose: Choose, device: str = "cpu", most: int = 14) -> Case:
         program=program,
         sizes=tuple(sizes),
         seed=choose(range(100)),
-        dtype=choose(PRECISIONS),
+        dtype=dtype,
         way=way,
         engine=engine,
         kernels=which,

@@ -17,8 +17,11 @@ from tests.fuzz.shaken import Shaken
 from tests.fuzz.ways import Observed, Use
 from tests.tape import tapes
 
-UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9}
-"""The unit roundoff of each dtype: half of the distance between 1 and the next larger number."""
+AUTOCAST = {"autocast around": "around", "autocast within": "within"}
+"""Precisions of models in float32 that run under autocast to bfloat16."""
+
+UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-9} | dict.fromkeys(AUTOCAST, 2.0**-9)
+"""The unit roundoff of each precision: half of the distance between 1 and the next larger number."""
 
 SHAKES, MORE_SHAKES = 3, 40
 
@@ -39,7 +42,7 @@ class Case:
         program: The program, or its source.
         sizes: The sizes of the graphs that the model is called with, one after the other.
         seed: The seed of inputs and parameters.
-        dtype: "float64", "float32" or "bfloat16".
+        dtype: "float64", "float32", "bfloat16", or one of :data:`AUTOCAST`.
         way: One of :data:`tests.fuzz.ways.WAYS`.
         engine: The `name` of :func:`tests.fuzz.engines.engine`.
         kernels: The kernels of regions, as in :func:`tests.harness.kernels`.
@@ -100,8 +103,9 @@ def check(case: Case) -> None:
 def _use(case: Case, net: type[torch.nn.Module]) -> Use:
     code = net.forward.__code__
     names = code.co_varnames[1 : code.co_argcount]
-    dtype = getattr(torch, case.dtype)
-    return Use(names, case.sizes, case.seed, dtype, case.way, frozenset(case.frozen), case.device)
+    dtype = getattr(torch, "float32" if case.dtype in AUTOCAST else case.dtype)
+    autocast = AUTOCAST.get(case.dtype, "")
+    return Use(names, case.sizes, case.seed, dtype, case.way, frozenset(case.frozen), case.device, autocast)
 
 
 def _expected(case: Case, net: Any, use: Use) -> tuple[Observed, Observed]:

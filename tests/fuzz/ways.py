@@ -32,6 +32,7 @@ class Use:
         way: One of :data:`WAYS`.
         frozen: Names of inputs without a gradient.
         device: The device that the model runs on.
+        autocast: "around" the calls of the model, "within" its forward, or "" for no autocast.
     """
 
     names: tuple[str, ...]
@@ -41,11 +42,17 @@ class Use:
     way: str
     frozen: frozenset[str]
     device: str
+    autocast: str = ""
 
     def model(self, make: Callable[[], nn.Module]) -> nn.Module:
         """Returns a new model with the same parameters in every call, in training or evaluation mode."""
         torch.manual_seed(self.seed)
-        return make().to(self.device, self.dtype).train(self.way != "inference")
+        model = make().to(self.device, self.dtype).train(self.way != "inference")
+        return Within(model) if self.autocast == "within" else model
+
+    def around(self) -> torch.autocast:
+        """Returns a new context for calls of the model."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=self.autocast == "around")
 
     def arguments(self, size: Size) -> list[Tensor]:
         found = []
@@ -74,13 +81,14 @@ class Use:
 
     def _call(self, run: Callable[..., Any], model: nn.Module, args: Sequence[Tensor]) -> Observed:
         if self.way == "inference":
-            with torch.no_grad():
+            with torch.no_grad(), self.around():
                 return _results(run(*args))
         leaves = {f"gradient of {name}": arg for name, arg in zip(self.names, args, strict=True) if arg.requires_grad}
         leaves.update({f"gradient of {name}": p for name, p in model.named_parameters()})
         for leaf in leaves.values():
             leaf.grad = None
-        made = run(*args)
+        with self.around():
+            made = run(*args)
         loss = objective(made)
         if loss.requires_grad:
             loss.backward()
@@ -105,6 +113,18 @@ class Use:
                 found[f"size {at}, call {call}: loss"] = step(*args, target=target).detach().clone()
             found.update({f"size {at}: {k}": v.clone() for k, v in copy.deepcopy(model.state_dict()).items()})
         return found
+
+
+class Within(nn.Module):
+    """Runs a model under autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Tensor) -> Any:
+        with torch.autocast(args[0].device.type, torch.bfloat16):
+            return self.model(*args)
 
 
 def _plain_step(model: nn.Module, optimizer: Any, args: Sequence[Tensor], target: Tensor) -> Tensor:
