@@ -187,6 +187,14 @@ class Context:
                 self.switches[node] = self.switches[like]
         return node
 
+    def in_dtype_of(self, node: fx.Node, other: fx.Node) -> fx.Node:
+        """Returns a node in the dtype of another one, at the current insertion point.
+
+        Under autocast an operation may have another dtype than the operations that replace it.
+        """
+        dtype = value(other).dtype
+        return node if value(node).dtype == dtype else self.call(aten._to_copy.default, node, dtype=dtype, like=other)
+
     def added(self, terms: Sequence[Any], like: fx.Node) -> Any:
         """Adds the sum of tensors, from left to right, at the current insertion point, and returns its node."""
         return reduce(lambda a, b: self.call(aten.add.Tensor, a, b, like=like), terms)

@@ -112,7 +112,7 @@ def _rewrite(ctx: Context, layer: Any, pieces: list[_Piece], copied: set[fx.Node
             terms.insert(0, ctx.call(aten.linear.default, _tower(ctx, layer, rows), weight, bias, like=layer))
         elif bias is not None:
             terms.append(bias)
-        layer.replace_all_uses_with(ctx.added(terms, like=layer))
+        layer.replace_all_uses_with(ctx.in_dtype_of(ctx.added(terms, like=layer), layer))
 
 
 def _scaled_sum(ctx: Context, layer: Any, copies: list[_Piece]) -> Any:

@@ -107,10 +107,11 @@ def _write_column_out(ctx: Context, node: fx.Node) -> None:
     Torch's gradient of the product compares strides, which would guard on whether there is one row.
     """
     rows, weight, bias = (*node.args, None)[:3]
-    made, found = value(node), value(rows)  # type: ignore[arg-type]
-    if rows not in ctx.needs_grad or found.dim() != 2 or not is_one(found.shape[1]) or made.dtype != found.dtype:
+    found = value(rows)  # type: ignore[arg-type]
+    if rows not in ctx.needs_grad or found.dim() != 2 or not is_one(found.shape[1]):
         return
     with ctx.graph.inserting_before(node):
+        rows, weight, bias = (n if n is None else ctx.in_dtype_of(n, node) for n in (rows, weight, bias))  # type: ignore[arg-type]
         out = ctx.call(aten.mul.Tensor, rows, ctx.call(aten.t.default, weight, like=node), like=node)
         out = out if bias is None else ctx.call(aten.add.Tensor, out, bias, like=node)
     node.replace_all_uses_with(out)

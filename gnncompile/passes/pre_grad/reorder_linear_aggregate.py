@@ -63,6 +63,7 @@ def _layer_first(ctx: Context, layer: fx.Node) -> None:
         new = _rebuilt(ctx, rows, table, narrow)
         if bias and bias[0] is not None:
             new = ctx.call(aten.add.Tensor, new, bias[0], like=layer)
+        new = ctx.in_dtype_of(new, layer)
     layer.replace_all_uses_with(new)
 
 
@@ -85,7 +86,7 @@ def _layer_last(ctx: Context, reduction: fx.Node) -> None:
     at, behind = _with_bias(ctx, reduction, layer)
     with ctx.graph.inserting_before(at):
         narrow = _rebuilt(ctx, reduction, layer, table)
-        new = ctx.call(aten.linear.default, narrow, weight, *behind, like=layer)
+        new = ctx.in_dtype_of(ctx.call(aten.linear.default, narrow, weight, *behind, like=layer), at)
     at.replace_all_uses_with(new)
 
 
