@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,12 @@ from torch_geometric.nn import GATConv, GCNConv, GINEConv, RGCNConv, SAGEConv, T
 
 import gnncompile
 from gnncompile import _compat
+from gnncompile.support import check
+from gnncompile.support.aggr import AGGR
+from gnncompile.support.case import Case
+from gnncompile.support.conv import CONV
+from gnncompile.support.norm import NORM
+from gnncompile.support.pool import POOL
 
 CHANNELS, NODES, EDGES = 40, 20, 60
 
@@ -111,6 +118,47 @@ def _without_float(model: nn.Module) -> Callable[..., Tensor]:
             return model(*args)
 
     return called
+
+
+class _Around(nn.Module):
+    """A model under autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.model(*args, **kwargs)
+
+
+MODULES = {case.name: case for case in (*CONV, *POOL, *AGGR, *NORM) if isinstance(case, Case) and not case.drawn}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_layers_of_pyg(name: str) -> None:
+    """Results are as close to those in float64 as eager's, and have its dtypes."""
+    torch.manual_seed(0)
+    case, sizes = MODULES[name], [(12, 40), (7, 0)]
+    model, low = case.make(), replace(case, dtype=torch.float32)
+    if not isinstance(model, nn.Module):
+        pytest.skip("it is a function")
+    around = _Around(copy.deepcopy(model).float())
+    try:
+        expected = [check._run(low, copy.deepcopy(around), size) for size in sizes]
+        exact = [check._run(case, copy.deepcopy(model).to(case.dtype), size) for size in sizes]
+    except Exception as error:
+        pytest.skip(f"eager can't run it: {error}")
+    compiled = gnncompile.compile(copy.deepcopy(around), options={"inductor": False})
+    for size, eager, right in zip(sizes, expected, exact, strict=True):
+        for one, other, best in zip(check._run(low, compiled, size), eager, right, strict=True):
+            assert (one is None) == (other is None)
+            if one is None or other is None:
+                continue
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            if one.is_floating_point():
+                error = (other.double() - best.double()).norm()
+                assert (one.double() - best.double()).norm() <= 3 * error + 5e-2 * (best.double().norm() + 1)
 
 
 def test_an_error_while_tracing_leaves_autocast() -> None:

@@ -54,5 +54,7 @@ def merge_clusters(self: Any, x: Tensor, edge_index: Any, batch: Tensor, edge_sc
     touched = scatter(contracted.long().repeat(2), edge_index.reshape(-1), dim=0, dim_size=x.size(0), reduce="sum")
     alone = (touched == 0).to(x.dtype).view(-1, 1)
     pooled = pooled + scatter(x * alone, cluster, dim=0, dim_size=clusters, reduce="sum")
+    if torch.is_autocast_enabled(x.device.type) and x.dtype is not torch.float64:  # PyG's sums are products of matrices
+        pooled = pooled.to(torch.get_autocast_dtype(x.device.type))
     found = merged(ends, [], clusters, alive=ends[0] != ends[1])[0]
     return pooled, found, batch.new_zeros(clusters).scatter(0, cluster, batch), ClusterInfo(edge_index, cluster, batch)
