@@ -120,6 +120,54 @@ def _without_float(model: nn.Module) -> Callable[..., Tensor]:
     return called
 
 
+class Differences(nn.Module):
+    """Two layers of differences of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        messages = self.last(self.first(x[source] - x[destination]).relu())
+        return messages.new_zeros(x.size(0), CHANNELS).index_add(0, destination, messages)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_differences_of_large_rows_keep_their_digits(offset: float, device: str) -> None:
+    torch.manual_seed(0)
+    model = Differences().to(device)
+    x, edge_index = torch.randn(NODES, CHANNELS).to(device) + offset, torch.randint(NODES, (2, EDGES)).to(device)
+    exact = copy.deepcopy(model).double()(x.double(), edge_index)
+    with torch.autocast(device, torch.bfloat16):
+        found = gnncompile.compile(model)(x, edge_index)
+    assert (found.double() - exact).norm() <= 1e-2 * exact.norm()
+
+
+class GradientOutside(nn.Module):
+    """A forward without autocast, whose gradient is taken under autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = EdgeLayers()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        energy = self.layer(x, edge_index).float().square().sum()
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return torch.autograd.grad(energy, x, create_graph=True)[0]
+
+
+def test_a_gradient_is_taken_in_the_modes_of_its_call(device: str) -> None:
+    torch.manual_seed(0)
+    model = GradientOutside().to(device)
+    x = torch.randn(NODES, CHANNELS).to(device).requires_grad_()
+    edge_index = torch.randint(NODES, (2, EDGES)).to(device)
+    compiled = gnncompile.compile(copy.deepcopy(model))
+    found, expected = compiled(x, edge_index), model(x, edge_index)
+    assert found.dtype == expected.dtype
+    assert (found - expected).norm() <= 2e-2 * expected.norm()
+
+
 class _Around(nn.Module):
     """A model under autocast."""
 

@@ -120,3 +120,27 @@ def test_all_weights_of_a_graph_are_copied_at_once(
         assert (a - b).norm() <= close * (1 + b.norm())
     assert len(launches) == 2  # one in the forward, one in the backward
     assert min(launches) >= 2
+
+
+class _Stored(nn.Module):
+    """Two layers of each edge, whose weights are rounded to a type of 8 bits."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.last, self.dtype = nn.Linear(32, 16), nn.Linear(16, 16), dtype
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        first, last = (layer.weight.to(self.dtype).float() for layer in (self.first, self.last))
+        hidden = nn.functional.linear(torch.cat([x[source], x[destination]], -1), first, self.first.bias).sigmoid()
+        messages = nn.functional.linear(hidden, last).tanh()
+        return messages.new_zeros(x.size(0), 16).index_add(0, destination, messages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_that_are_rounded_on_the_way_stay_rounded(dtype: torch.dtype, launches: list[int], device: str) -> None:
+    torch.manual_seed(0)
+    model, x = _Stored(dtype).to(device), torch.randn(20, 16, device=device)
+    edge_index = torch.randint(20, (2, 60)).to(device)
+    with torch.no_grad():
+        torch.testing.assert_close(gnncompile.compile(model)(x, edge_index), model(x, edge_index), rtol=1e-4, atol=1e-4)

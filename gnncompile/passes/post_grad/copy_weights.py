@@ -22,6 +22,7 @@ from gnncompile.device import device_of
 from gnncompile.passes.analysis import aten, own, value
 
 _CONVERT = torch.ops.prims.convert_element_type.default
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 2**18
 """The most elements of a view. Of a larger weight the copy takes longer than its launch."""
 _MOST = 16
@@ -67,6 +68,8 @@ def _copy(node: fx.Node) -> _Copy | None:
     if root.op != "placeholder" or not _is_small(value(root)) or value(node).dim() != 2:
         return None
     dtype = value(node).dtype
+    if dtype not in _TYPES or sum(one.target is _CONVERT for one in chain) > 1:  # a second conversion rounds again
+        return None
     view = _view(value(root), chain)
     if view is None or (dtype == value(root).dtype and view.row_stride == view.columns and view.column_stride == 1):
         return None
@@ -78,14 +81,14 @@ def _keeps_elements(node: fx.Node) -> bool:
     if len(node.all_input_nodes) != 1 or not isinstance(node.target, torch._ops.OpOverload):
         return False
     if node.target is _CONVERT:
-        return bool(value(node).is_floating_point())
+        return value(node).dtype in _TYPES
     views = any(r.alias_info is not None for r in node.target._schema.returns)
     return node.target in (aten.reshape.default, aten.clone.default) or views
 
 
 def _is_small(fake: Any) -> bool:
     """Whether a tensor is a floating-point tensor of a known size, whose copies pay for a shared launch."""
-    if not isinstance(fake, torch.Tensor) or not fake.is_floating_point():
+    if not isinstance(fake, torch.Tensor) or fake.dtype not in _TYPES:
         return False
     known = all(isinstance(size, int) for size in (*fake.shape, *fake.stride()))
     return known and device_of(fake.device).runs_triton and math.prod(fake.shape) <= _LARGEST

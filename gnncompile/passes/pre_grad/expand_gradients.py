@@ -168,7 +168,7 @@ class _Written:
         if not kept:
             return [torch.zeros_like(one) for one in inputs]
         outputs, cotangents = [o for o, _ in kept], [c for _, c in kept]
-        with torch.enable_grad():
+        with torch.enable_grad(), self.ctx.autocast_of(self.call):
             found: Any = torch.autograd.grad(outputs, inputs, cotangents, create_graph=True, allow_unused=True)
         return [torch.zeros_like(i) if g is None else g for i, g in zip(inputs, found, strict=True)]
 

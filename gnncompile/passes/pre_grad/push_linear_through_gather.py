@@ -178,7 +178,7 @@ def _parts(
         yield from _parts(ctx, args[0], layer, picked, start, factor)
     elif node.target is aten.neg.default:
         yield from _parts(ctx, args[0], layer, picked, start, -factor)
-    elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and alike(*args):
+    elif node.target in (aten.add.Tensor, aten.sub.Tensor) and not node.kwargs and _adds_exactly(node, layer):
         sign = 1.0 if node.target is aten.add.Tensor else -1.0
         parts = [*_parts(ctx, args[0], layer, picked, start, factor)]
         parts += _parts(ctx, args[1], layer, picked, start, sign * factor)
@@ -186,6 +186,15 @@ def _parts(
         yield from parts if gathers else [_part(node, None, picked, start, factor)]
     else:
         yield _part(node, None, picked, start, factor)
+
+
+def _adds_exactly(node: fx.Node, layer: fx.Node) -> bool:
+    """Whether a layer of a sum is as exact as the sum of layers of its terms.
+
+    Autocast rounds what a layer reads. Large terms may have a small difference, which the layer has to read.
+    """
+    args: Any = node.args
+    return alike(*args) and value(node).dtype == value(layer).dtype
 
 
 def _joins_features(node: fx.Node) -> bool:
