@@ -83,12 +83,12 @@ class _Interpreter(fx.Interpreter):
 
     def run(self, *args: Any, **options: Any) -> Any:
         """Runs the graph, and leaves the autocast modes that an error interrupts."""
-        self._modes: list[torch.autocast] = []
+        self.modes: list[torch.autocast] = []
         try:
             return super().run(*args, **options)
         finally:
-            while self._modes:
-                self._modes.pop().__exit__(None, None, None)
+            while self.modes:
+                self.modes.pop().__exit__(None, None, None)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Runs one call. ``x.data`` runs as ``x.detach()``: the same memory without a history.
@@ -98,10 +98,10 @@ class _Interpreter(fx.Interpreter):
         if target is _DATA:
             return torch.ops.aten.detach.default(*args)
         if target is torch.amp.autocast_mode._enter_autocast:
-            self._modes.append(torch.autocast(*args))
-            return self._modes[-1].__enter__()
+            self.modes.append(torch.autocast(*args))
+            return self.modes[-1].__enter__()
         if target is torch.amp.autocast_mode._exit_autocast:
-            return self._modes.pop().__exit__(None, None, None)
+            return self.modes.pop().__exit__(None, None, None)
         return super().call_function(target, args, kwargs)
 
 
