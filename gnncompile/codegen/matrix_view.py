@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class View(NamedTuple):
-    """A view of a tensor: element ``[i, k]`` is ``offset + i * row_stride + k * column_stride`` elements behind its
-    first.
+    """The place of each element: ``[i, k]`` is ``offset + i * row_stride + k * column_stride`` elements behind the
+    tensor's first one.
     """
 
     rows: int

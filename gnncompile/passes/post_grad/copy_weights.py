@@ -24,7 +24,7 @@ from gnncompile.passes.analysis import aten, own, value
 _CONVERT = torch.ops.prims.convert_element_type.default
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 2**18
-"""The most elements of a view. Of a larger weight the copy takes longer than its launch."""
+"""The most elements of a weight in memory. A copy of a larger one takes longer than its launch."""
 _MOST = 16
 """The most copies of one launch."""
 
@@ -90,15 +90,20 @@ def _is_small(fake: Any) -> bool:
     """Whether a tensor is a floating-point tensor of a known size, whose copies pay for a shared launch."""
     if not isinstance(fake, torch.Tensor) or fake.dtype not in _TYPES:
         return False
-    known = all(isinstance(size, int) for size in (*fake.shape, *fake.stride()))
-    return known and device_of(fake.device).runs_triton and math.prod(fake.shape) <= _LARGEST
+    if not all(isinstance(size, int) for size in (*fake.shape, *fake.stride())):
+        return False
+    return device_of(fake.device).runs_triton and math.prod(fake.shape) > 0 and _reach(fake) <= _LARGEST
+
+
+def _reach(fake: torch.Tensor) -> int:
+    """Returns the number of elements of memory from the first element of a tensor to its last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(fake.shape, fake.stride(), strict=True))
 
 
 def _view(base: torch.Tensor, chain: list[fx.Node]) -> View | None:
     """Returns the view of a tensor that the operations make, the last one first; None if there is no such view."""
-    last = sum((size - 1) * stride for size, stride in zip(base.shape, base.stride(), strict=True))
     with _compat.real_tensors():
-        places: Any = torch.arange(last + 1).as_strided(base.shape, base.stride())
+        places: Any = torch.arange(_reach(base)).as_strided(base.shape, base.stride())
         for node in reversed(chain):
             if node.target is not _CONVERT:
                 places = node.target(places, *node.args[1:], **node.kwargs)  # type: ignore[operator]
