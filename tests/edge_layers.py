@@ -13,6 +13,20 @@ from gnncompile.ir.region import Region, parse
 from tests.harness import launched
 
 
+class TwoLayers(nn.Module):
+    """Two layers on each edge. The first reads the rows of both ends and their distance, so its weight is cut."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2 * channels + 1, channels), nn.Linear(channels, channels)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        source, destination = edge_index
+        squared = (x[source] - x[destination]).square().sum(-1, keepdim=True)
+        messages = self.last(self.first(torch.cat([x[destination], x[source], squared], -1)).sigmoid()).tanh()
+        return x + messages.new_zeros(x.size(0), messages.size(1)).index_add(0, destination, messages)
+
+
 def run(model: nn.Module, x: Tensor | tuple[Tensor, ...], edge_index: Tensor, edge_attr: Tensor) -> list[Tensor]:
     """The output and all gradients."""
     out = model(x, edge_index, edge_attr)

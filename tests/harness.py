@@ -45,6 +45,19 @@ def kernels(which: str) -> Iterator[None]:
     forget_kernels()
 
 
+class UnderAutocast(nn.Module):
+    """Runs a model under autocast to bfloat16, within its forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        device = args[0].device.type if args and isinstance(args[0], Tensor) else "cpu"
+        with torch.autocast(device, torch.bfloat16):
+            return self.model(*args, **kwargs)
+
+
 def tune(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
     """Gives fields of the table of tuned numbers other values. A kernel that is built already keeps its tile."""
     monkeypatch.setattr(tuning, "TILES", replace(tuning.TILES, **numbers))

@@ -106,12 +106,16 @@ def sums_rows(node: fx.Node) -> bool:
 
 def is_switch(node: fx.Node) -> bool:
     """Whether a node changes how later nodes run (grad mode, autocast)."""
-    return getattr(node.target, "__name__", "") in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+    return _called(node) in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
+
+
+def _called(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", "")
 
 
 def enters_autocast(node: fx.Node) -> bool:
     """Whether a node begins an autocast mode."""
-    return getattr(node.target, "__name__", "") == "_enter_autocast"
+    return _called(node) == "_enter_autocast"
 
 
 def autocasts(node: fx.Node) -> list[tuple[Any, ...]]:
@@ -120,7 +124,7 @@ def autocasts(node: fx.Node) -> list[tuple[Any, ...]]:
     left: set[Any] = set()
     at = node.prev
     while at.op != "root":
-        if getattr(at.target, "__name__", "") == "_exit_autocast":
+        if _called(at) == "_exit_autocast":
             left.add(at.args[0])
         elif enters_autocast(at) and at not in left:
             found.append(at.args)

@@ -20,22 +20,10 @@ from gnncompile.support.case import Case
 from gnncompile.support.conv import CONV
 from gnncompile.support.norm import NORM
 from gnncompile.support.pool import POOL
+from tests.edge_layers import TwoLayers
+from tests.harness import UnderAutocast
 
 CHANNELS, NODES, EDGES = 40, 20, 60
-
-
-class EdgeLayers(nn.Module):
-    """Two layers on each edge, of features and a distance."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(2 * CHANNELS + 1, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        source, destination = edge_index
-        squared = (x[source] - x[destination]).square().sum(-1, keepdim=True)
-        messages = self.last(self.first(torch.cat([x[destination], x[source], squared], -1)).sigmoid()).tanh()
-        return x + messages.new_zeros(x.size(0), CHANNELS).index_add(0, destination, messages)
 
 
 LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] = {
@@ -45,7 +33,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]]
     "GINE": (lambda: GINEConv(nn.Linear(CHANNELS, CHANNELS)), lambda: (torch.randn(EDGES, CHANNELS),)),
     "RGCN": (lambda: RGCNConv(CHANNELS, CHANNELS, 3), lambda: (torch.arange(EDGES) % 3,)),
     "Transformer": (lambda: TransformerConv(CHANNELS, CHANNELS), tuple),
-    "layers on edges": (EdgeLayers, tuple),
+    "layers on edges": (lambda: TwoLayers(CHANNELS), tuple),
 }
 
 
@@ -149,7 +137,7 @@ class GradientOutside(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = EdgeLayers()
+        self.layer = TwoLayers(CHANNELS)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         energy = self.layer(x, edge_index).float().square().sum()
@@ -168,18 +156,6 @@ def test_a_gradient_is_taken_in_the_modes_of_its_call(device: str) -> None:
     assert (found - expected).norm() <= 2e-2 * expected.norm()
 
 
-class _Around(nn.Module):
-    """A model under autocast."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16):
-            return self.model(*args, **kwargs)
-
-
 MODULES = {case.name: case for case in (*CONV, *POOL, *AGGR, *NORM) if isinstance(case, Case) and not case.drawn}
 
 
@@ -191,7 +167,7 @@ def test_layers_of_pyg(name: str) -> None:
     model, low = case.make(), replace(case, dtype=torch.float32)
     if not isinstance(model, nn.Module):
         pytest.skip("it is a function")
-    around = _Around(copy.deepcopy(model).float())
+    around = UnderAutocast(copy.deepcopy(model).float())
     try:
         expected = [check._run(low, copy.deepcopy(around), size) for size in sizes]
         exact = [check._run(case, copy.deepcopy(model).to(case.dtype), size) for size in sizes]

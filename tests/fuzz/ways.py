@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gnncompile
 from tests.fuzz.graphs import Size, inputs
+from tests.harness import UnderAutocast
 
 WAYS = ("training", "inference", "reduce-overhead", "TrainStep")
 STEPS = 4
@@ -48,7 +49,7 @@ class Use:
         """Returns a new model with the same parameters in every call, in training or evaluation mode."""
         torch.manual_seed(self.seed)
         model = make().to(self.device, self.dtype).train(self.way != "inference")
-        return Within(model) if self.autocast == "within" else model
+        return UnderAutocast(model) if self.autocast == "within" else model
 
     def around(self) -> torch.autocast:
         """Returns a new context for calls of the model."""
@@ -113,18 +114,6 @@ class Use:
                 found[f"size {at}, call {call}: loss"] = step(*args, target=target).detach().clone()
             found.update({f"size {at}: {k}": v.clone() for k, v in copy.deepcopy(model.state_dict()).items()})
         return found
-
-
-class Within(nn.Module):
-    """Runs a model under autocast."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, *args: Tensor) -> Any:
-        with torch.autocast(args[0].device.type, torch.bfloat16):
-            return self.model(*args)
 
 
 def _plain_step(model: nn.Module, optimizer: Any, args: Sequence[Tensor], target: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import gnncompile
 from gnncompile import testing
 from gnncompile.codegen.matrix_view import View
 from gnncompile.codegen.triton.matrix_copies import MatrixCopies
+from tests.edge_layers import TwoLayers
 from tests.harness import kernels
 from tests.triton_regions import DEVICE
 
@@ -46,25 +47,10 @@ def test_copies_are_the_views(to: torch.dtype, device: str) -> None:
         assert of_op.is_contiguous()
 
 
-class _Layer(nn.Module):
-    """Two layers of each edge; the first layer's weight is cut into a part for each of its inputs."""
-
-    def __init__(self, channels: int = 16) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(2 * channels + 1, channels), nn.Linear(channels, channels)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        source, destination = edge_index
-        squared = (x[source] - x[destination]).square().sum(-1, keepdim=True)
-        hidden = self.first(torch.cat([x[destination], x[source], squared], dim=-1)).sigmoid()
-        messages = self.second(hidden).tanh()
-        return x + messages.new_zeros(x.size(0), messages.size(1)).index_add(0, destination, messages)
-
-
 class _Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer() for _ in range(2))
+        self.layers = nn.ModuleList(TwoLayers(16) for _ in range(2))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         for layer in self.layers:

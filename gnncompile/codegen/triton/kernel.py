@@ -299,7 +299,6 @@ class TritonEdgeSums:
         text: The generated module.
         tile: The tile of its programs.
         variant: The kernel.
-        offsets: The place of each output among the sums of a program.
         partial: The length and the dtype of the sums of a program.
         add_up: Adds up the sums of programs.
         gathered: For each pass over the edges, the inputs that the pass reads per edge or at the edge's other end.
@@ -315,10 +314,8 @@ class TritonEdgeSums:
         writer = EdgeSumsWriter(region, plan, self.tile, Part("edges"))
         self.variant = Variant(writer)
         self.text = self.variant.text
-        self.offsets = [plan.offsets[out.node] for out in region.outputs]
         self.partial = plan.partial_length, getattr(torch, region.compute)
-        sizes = [region.size_of_sum(out) for out in region.outputs]
-        self.add_up = ProgramSums(list(zip(self.offsets, sizes, strict=True)))
+        self.add_up = ProgramSums([(plan.offsets[out.node], region.size_of_sum(out)) for out in region.outputs])
         self._types = [tensor_type(out.dtype) for out in region.outputs]
         self._reads_rows = "rows" in writer.parameters
 

@@ -17,6 +17,7 @@ from gnncompile.codegen.matrix_view import View
 from gnncompile.codegen.triton.launcher import Kernel, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.rounding import rounded
+from gnncompile.codegen.triton.text import block_kernel
 
 _BLOCK = 1024
 """The elements that a program copies."""
@@ -47,22 +48,17 @@ def copy_block(
 @lru_cache(maxsize=1024)
 def _kernel(views: tuple[View, ...]) -> Any:
     names = [(f"source{k}", f"out{k}") for k in range(len(views))]
-    lines = [
-        f"# Copies of {len(views)} matrices.",
-        "",
-        "import triton",
-        "import triton.language as tl",
-        "",
+    text = block_kernel(
+        f"Copies of {len(views)} matrices.",
         "from gnncompile.codegen.triton.matrix_copies import copy_block",
-        "",
-        "",
         "@triton.jit",
-        f"def copy_matrices({', '.join(sum(names, ()))}):",
-        "    block = tl.program_id(0)",
-    ]
-    for (source, out), view in zip(names, views, strict=True):
-        lines.append(f"    block = copy_block({source}, {out}, block, {', '.join(map(str, view))}, {_BLOCK})")
-    return load_module("\n".join(lines) + "\n").copy_matrices
+        f"copy_matrices({', '.join(sum(names, ()))})",
+        (
+            f"copy_block({source}, {out}, block, {', '.join(map(str, view))}, {_BLOCK})"
+            for (source, out), view in zip(names, views, strict=True)
+        ),
+    )
+    return load_module(text).copy_matrices
 
 
 class MatrixCopies:

@@ -17,6 +17,7 @@ from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.rounding import rounded
+from gnncompile.codegen.triton.text import block_kernel
 
 _COLUMNS, _ROWS = 32, 32
 """The columns that a program adds up, and the rows that it reads at once."""
@@ -42,24 +43,18 @@ def _kernel(outputs: int) -> Any:
     """Returns a kernel that writes this number of outputs."""
     names = [f"out{k}" for k in range(outputs)]
     numbers = ["programs", "length", *chain(*((f"first{k}", f"size{k}") for k in range(outputs)))]
-    lines = [
-        f"# Sums over programs, {outputs} outputs.",
-        "",
-        "import triton",
-        "import triton.language as tl",
-        "",
-        "from gnncompile.codegen.triton.program_sums import column_sums",
-        "",
-        "",
-        f"@triton.jit(do_not_specialize={numbers})",
-        f"def add_up({', '.join(('partial', *names, *numbers))}):",
-        "    block = tl.program_id(0)",
-    ]
     sizes = f"{_COLUMNS}, {_ROWS}"
-    for k, name in enumerate(names):
-        given = f"partial, {name}, block, programs, length, first{k}, size{k}, {sizes}"
-        lines.append(f"    block = column_sums({given})")
-    return load_module("\n".join(lines) + "\n").add_up
+    text = block_kernel(
+        f"Sums over programs, {outputs} outputs.",
+        "from gnncompile.codegen.triton.program_sums import column_sums",
+        f"@triton.jit(do_not_specialize={numbers})",
+        f"add_up({', '.join(('partial', *names, *numbers))})",
+        (
+            f"column_sums(partial, {name}, block, programs, length, first{k}, size{k}, {sizes})"
+            for k, name in enumerate(names)
+        ),
+    )
+    return load_module(text).add_up
 
 
 class ProgramSums:

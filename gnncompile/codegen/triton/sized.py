@@ -178,7 +178,7 @@ def _sum_edges(kernel: TritonEdgeSums, run: _Run) -> None:
         run.given["rows"] = find_rows(run.given["rowptr"], run.edges)
     run.given["partial"] = run.empty(programs, *kernel.partial)
     run.launch(kernel.variant.entry, programs, [run.rows for _ in kernel.variant.counts])
-    _add_up(kernel.add_up, "partial", [f"out{k}" for k in range(len(kernel.offsets))], run)
+    _add_up(kernel.add_up, "partial", [name for name in run.given if name.startswith("out")], run)
 
 
 def _add_up(sums: ProgramSums, partial: str, outputs: Sequence[str], run: _Run) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.region import Node, Region
@@ -23,6 +23,21 @@ def masked(masks: list[str], other: str = "") -> str:
     if not masks:
         return ""
     return f", mask={' & '.join(masks)}{f', other={other}' if other else ''}"
+
+
+def block_kernel(title: str, imported: str, decorator: str, signature: str, calls: Iterable[str]) -> str:
+    """Returns a module with a kernel whose programs share work by blocks.
+
+    Args:
+        title: A comment.
+        imported: Where the called function comes from, as an import.
+        decorator: The decorator of the kernel.
+        signature: The name of the kernel with its parameters.
+        calls: Calls that take the number `block`, and return the number among the blocks of later calls.
+    """
+    head = [f"# {title}", "", "import triton", "import triton.language as tl", "", imported, "", ""]
+    lines = [decorator, f"def {signature}:", "    block = tl.program_id(0)", *(f"    block = {call}" for call in calls)]
+    return "\n".join([*head, *lines]) + "\n"
 
 
 def literal(value: float) -> str:

@@ -84,9 +84,8 @@ class TiledPlan:
         """
         outputs = self.region.outputs
         types = {outputs[k].dtype for k in part.outputs}
-        if any(out.node == i and out.dtype == self.factor for out in outputs):
-            return part.compares or types != {self.factor}
-        types |= {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
+        if not any(out.node == i and out.dtype == self.factor for out in outputs):
+            types |= {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
         return part.compares or types != {self.factor}
 
     def _reads(self, phase: Phase, i: int) -> bool:

@@ -53,9 +53,9 @@ def run(graph: fx.Graph) -> None:
     made: dict[_Copy, fx.Node] = {}
     for group in _groups(list(dict.fromkeys(copies.values()))):
         made.update(_insert(graph, group))
+    replaced = {node: made[copy] for node, copy in copies.items() if copy in made}
     for region in regions:
-        given = [made.get(copies[node], node) if node in copies else node for node in region.args[0]]
-        region.args = (given, *region.args[1:])
+        region.args = ([replaced.get(node, node) for node in region.args[0]], *region.args[1:])
 
 
 def _copy(node: fx.Node) -> _Copy | None:

@@ -214,8 +214,7 @@ def _weighted_sum(ctx: Context, use: _Use) -> fx.Node:
 def _columns(ctx: Context, use: _Use) -> Any:
     """Returns the input rows of the layer, in the dtype of its product, with an axis for the heads."""
     rows: Any = use.layer.args[0]
-    if value(rows).dtype != value(use.layer).dtype:
-        rows = ctx.call(aten.to.dtype, rows, value(use.layer).dtype, like=use.layer)
+    rows = ctx.in_dtype_of(rows, use.layer)
     return ctx.call(aten.unsqueeze.default, rows, 1, like=use.layer) if len(use.features) > 1 else rows
 
 
