@@ -136,7 +136,7 @@ class Device:
 
     @property
     def has_tuned_products(self) -> bool:
-        """Whether our float32 products are faster than the library's. Triton's interpreter runs ours, for tests."""
+        """Whether our products for GPUs are faster than the library's. Triton's interpreter runs ours, for tests."""
         if not self.runs_triton:
             return False
         return not self.has_streams or torch.cuda.get_device_capability(self.place) == tuning.TILES.capability
@@ -154,6 +154,10 @@ class Device:
     def has_faster_products(self) -> bool:
         """Whether float32 products of many rows should be ours instead of the library's."""
         return self.multiplies_in_parts or self.multiplies_in_own_vectors
+
+    def has_own_products(self, dtype: torch.dtype) -> bool:
+        """Whether products of many rows of a dtype should be ours instead of the library's."""
+        return self.has_faster_products if dtype is torch.float32 else dtype in HALVES and self.has_tuned_products
 
     @property
     def least_product(self) -> int:

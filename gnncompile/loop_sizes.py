@@ -60,3 +60,25 @@ class LoopTable:
     widest_pairs: int
     """Most channels of a region with layers in bfloat16. A backward computes products of the forward again; with more
     channels, that takes longer than reading stored rows. Measured."""
+
+
+XEON = LoopTable(
+    prefetch_edges=16,
+    prefetch_bytes=1024,
+    buffered_heads=64,
+    shares=64,
+    tile_edges=128,
+    serial_work=2**14,
+    small_product=64,
+    product_elements=3 * 2**14,
+    least_product=2**18,
+    least_rows=64,
+    least_weight=256,
+    narrowest_product=4,
+    widest_product=2048,
+    rows_of_share=4096,
+    product_shares=32,
+    widest_pairs=64,
+)
+"""Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``. The numbers about products of our own are
+those of an AMD EPYC 9005."""

@@ -1,6 +1,7 @@
 """The numbers that were tuned by measurement: sizes of tiles and steps, and sizes from which another way is faster.
 
-:data:`TILES` has those of GPUs, and :data:`LOOPS` those of C++ kernels. They change how fast results come, and the
+:data:`TILES` has those of GPUs, :data:`HALF_PRODUCTS` those of GPUs' 16-bit products, and :data:`LOOPS` those of C++
+kernels. They change how fast results come, and the
 order in which numbers are added; so they are no options of users (:mod:`gnncompile.options`). Numbers that a format, a
 kind of hardware or correctness dictates stand beside the code that uses them.
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gnncompile.loop_sizes import LoopTable
+from gnncompile.half_sizes import H200_HALVES, HalfProductTable
+from gnncompile.loop_sizes import XEON, LoopTable
 from gnncompile.tile_sizes import ProductTile, Step, WalkTile
 
 _T = TypeVar("_T")
@@ -466,31 +468,13 @@ H200 = TileTable(
 )
 """NVIDIA H200. An H100 has the same multiprocessors."""
 
-XEON = LoopTable(
-    prefetch_edges=16,
-    prefetch_bytes=1024,
-    buffered_heads=64,
-    shares=64,
-    tile_edges=128,
-    serial_work=2**14,
-    small_product=64,
-    product_elements=3 * 2**14,
-    least_product=2**18,
-    least_rows=64,
-    least_weight=256,
-    narrowest_product=4,
-    widest_product=2048,
-    rows_of_share=4096,
-    product_shares=32,
-    widest_pairs=64,
-)
-"""Intel Xeon; its results are in ``benchmarks/results/cpu-xeon-2-cores``. The numbers about products of our own are
-those of an AMD EPYC 9005."""
-
 TILES = H200
 """The table that all GPUs use, since no other was tuned. So all GPUs also add numbers in the same order."""
 
-LOOPS = XEON
+HALF_PRODUCTS: HalfProductTable = H200_HALVES
+"""The table of 16-bit products that all GPUs use."""
+
+LOOPS: LoopTable = XEON
 """The table that all processors use."""
 
 

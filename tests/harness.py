@@ -63,6 +63,11 @@ def tune(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
     monkeypatch.setattr(tuning, "TILES", replace(tuning.TILES, **numbers))
 
 
+def tune_halves(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
+    """The same for the table of 16-bit products."""
+    monkeypatch.setattr(tuning, "HALF_PRODUCTS", replace(tuning.HALF_PRODUCTS, **numbers))
+
+
 @contextmanager
 def launched() -> Iterator[list[str]]:
     """Yields a list that collects the spec of each region that runs inside this block, in order."""

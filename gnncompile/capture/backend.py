@@ -32,7 +32,7 @@ from gnncompile.ops import (
     device_layouts,
     embedding,
     exchange_lowering,
-    gemm,
+    gemm_lowering,
     gradient,
     launch,
     matrix_copies,
@@ -401,7 +401,7 @@ def prepare_torch() -> None:
     """Registers substitutes and the lowerings of our ops with torch, and applies patches, at the first compile."""
     install.install()
     embedding.install()
-    gemm.install()
+    gemm_lowering.install()
     region_lowering.install()
     matrix_copies.install()
     exchange_lowering.install()

@@ -5,32 +5,26 @@ Here the caller promises that nobody reads `total` afterwards, and the lowering 
 Inductor the op returns a new tensor, so a graph is right with or without Inductor.
 
 ``gnncompile::product(left, right, added, gate, relu, in_place)`` is ``left @ right`` with an epilogue, and
-``gnncompile::product_over_rows(left, right)`` is ``left.T @ right``, both for many rows. Their kernels compute float32
-products on tensor cores (:mod:`gnncompile.codegen.gemm.kernels`), or in the vectors of a CPU
-(:mod:`gnncompile.codegen.cpp.matrix`). ``gnncompile::sum_of_products`` and
-``gnncompile::two_products_over_rows`` compute two products in one launch.
+``gnncompile::product_over_rows(left, right)`` is ``left.T @ right``, both for many rows. Their kernels compute products
+on tensor cores, in float32 and in 16 bits (:mod:`gnncompile.codegen.gemm.kernels`), or float32 products in the vectors
+of a CPU (:mod:`gnncompile.codegen.cpp.matrix`). ``gnncompile::sum_of_products`` and
+``gnncompile::two_products_over_rows`` compute two products in one launch, and ``gnncompile::products_of_same_rows`` up
+to four.
 
 ``gnncompile::sums_over_rows(rows, behind)`` is ``rows.sum(0)``, launched after the call that makes `behind`.
-
-The last part of this file lowers the ops for Inductor: into its own buffers, or into a matrix that nobody reads
-afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile._compat import aoti, inductor_call
-from gnncompile._compat.inductor_call import Call, Result, contiguous, node_now, realized, tensor_of, writable
 from gnncompile.codegen.cpp import matrix
-from gnncompile.device import device_of
-from gnncompile.ops import on_meta
+from gnncompile.device import HALVES, device_of
 
 LIBRARY = torch.library.Library("gnncompile", "FRAGMENT")
 _own = torch.ops.gnncompile
@@ -41,7 +35,9 @@ MOST = 2**31
 def write_product(
     left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
 ) -> None:
-    """Writes ``left @ right + added`` to `out`, then applies `relu` and `gate`; all tensors are float32.
+    """Writes ``left @ right + added`` to `out`, then applies `relu` and `gate`.
+
+    All tensors have one dtype, float32 or of 16 bits.
 
     Args:
         left: ``[rows, depth]``, contiguous.
@@ -91,8 +87,30 @@ def write_sum_of_products(
     write_product(other_left, other_right, out, gate, relu, out)
 
 
+def write_products_of_same_rows(
+    left: Tensor, rights: Sequence[Tensor], added: Sequence[Tensor | None], outs: Sequence[Tensor]
+) -> None:
+    """Writes ``left @ right + row`` for each weight; all tensors have one dtype, of 16 bits.
+
+    Args:
+        left: ``[rows, depth]``, contiguous.
+        rights: ``[depth, columns]`` each, which lie in memory the same way.
+        added: ``[columns]`` each, or None each.
+        outs: ``[rows, columns]`` each, contiguous.
+    """
+    if _pays(outs[0], left.size(1)) and _can(left):
+        from gnncompile.codegen.gemm import launch
+
+        launch.side_by_side(left, rights, added, outs)
+        return
+    for right, row, out in zip(rights, added, outs, strict=True):
+        write_product(left, right, row, None, False, out)
+
+
 def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None = None) -> None:
-    """Writes ``left.T @ right`` to `out`, and ``left.sum(0)`` to `sums`; all tensors are float32 and contiguous.
+    """Writes ``left.T @ right`` to `out`, and ``left.sum(0)`` to `sums`.
+
+    All tensors are contiguous and have one dtype, float32 or of 16 bits.
 
     Args:
         left: ``[rows, depth]``.
@@ -100,7 +118,7 @@ def write_product_over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tens
         out: ``[depth, columns]``.
         sums: ``[depth]``, or None.
     """
-    if left.numel() * right.size(1) >= (tuning.TILES.least_over_rows if sums is None else 1) and _can(left):
+    if _pays_over_rows(left, right, sums) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.over_rows(launch.OverRows(left, right, out, sums))
@@ -124,7 +142,8 @@ def write_two_products_over_rows(
     other_sums: Tensor | None,
 ) -> None:
     """Writes two products over the same number of rows: see :func:`write_product_over_rows`."""
-    if 0 < left.size(0) <= tuning.TILES.most_together and _can(left):
+    most = MOST if left.dtype in HALVES else tuning.TILES.most_together
+    if 0 < left.size(0) <= most and _can(left):
         from gnncompile.codegen.gemm import launch
 
         other = launch.OverRows(other_left, other_right, other_out, other_sums)
@@ -153,6 +172,15 @@ def _pays(out: Tensor, depth: int) -> bool:
     """Whether our product with a weight is faster than the library's."""
     tiles = tuning.TILES
     return out.numel() >= tiles.least_product and out.numel() * depth >= tiles.least_by_rows
+
+
+def _pays_over_rows(left: Tensor, right: Tensor, sums: Tensor | None) -> bool:
+    """Whether our product over rows is faster than the library's. With sums it is, unless there are no rows."""
+    if sums is not None:
+        return left.numel() > 0
+    if left.dtype in HALVES and max(left.size(1), right.size(1)) > tuning.HALF_PRODUCTS.widest_alone:
+        return False
+    return left.numel() * right.size(1) >= tuning.TILES.least_over_rows
 
 
 def _can(left: Tensor) -> bool:
@@ -200,6 +228,15 @@ def _fake_sum_of_products(
     in_place: bool,
 ) -> Tensor:
     return left.new_empty((left.size(0), right.size(1)))
+
+
+def _products_of_same_rows(left: Tensor, rights: list[Tensor], added: list[Tensor | None]) -> list[Tensor]:
+    """``[n, k] @ [k, m]``, plus ``[m]`` where it is given, for several weights; all of one floating dtype."""
+    return [_product(left, right, row, None, False, False) for right, row in zip(rights, added, strict=True)]
+
+
+def _fake_products_of_same_rows(left: Tensor, rights: list[Tensor], added: list[Tensor | None]) -> list[Tensor]:
+    return [left.new_empty((left.size(0), right.size(1))) for right in rights]
 
 
 def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
@@ -271,6 +308,11 @@ for _schema, _op, _of_fakes in (
         _sum_of_products,
         _fake_sum_of_products,
     ),
+    (
+        "products_of_same_rows(Tensor left, Tensor[] rights, Tensor?[] added) -> Tensor[]",
+        _products_of_same_rows,
+        _fake_products_of_same_rows,
+    ),
     ("product_over_rows(Tensor left, Tensor right) -> Tensor", _product_over_rows, _fake_product_over_rows),
     (
         "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)",
@@ -288,190 +330,3 @@ for _schema, _op, _of_fakes in (
     _name = LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gnncompile::{_name}", _of_fakes, lib=LIBRARY)
-
-
-# -- lowerings --------------------------------------------------------------------------------------------------------
-
-_IMPORT = "from gnncompile.ops import gemm as _gnncompile_gemm"
-
-
-class ProductInPlace(Call):
-    """Adds ``left @ right`` to `total`: ``[n, m] += [n, k] @ [k, m]``. The inputs are total, left, right."""
-
-    def codegen(self, wrapper: Any) -> None:
-        """Writes the call into Inductor's wrapper."""
-        total, left, right = self.references()
-        if aoti.current_build() is not None:
-            aoti.write_addmm(wrapper, self.device.type, total, left, right)
-            return
-        wrapper.writeline(f"extern_kernels.addmm({total}, {left}, {right}, alpha=1, beta=1, out={total})")
-
-
-class Product(Call):
-    """Writes a product, or the sum of two products, to a new buffer or to the input `added`.
-
-    The inputs are the matrices, `added` and `gate`; an input may be left out as None. The constants are:
-
-    - for each input, whether it is given;
-    - whether a ReLU follows;
-    - the position of the input that is written to; None for a new buffer.
-    """
-
-    def codegen(self, wrapper: Any) -> None:
-        """Writes the call into Inductor's wrapper."""
-        there, relu, in_place = self.constant_args
-        references = iter(self.references())
-        given = [next(references) if is_there else "None" for is_there in there]
-        out = given[in_place] if in_place is not None else self.filled(wrapper)[0]
-        name = "write_product" if len(given) == 4 else "write_sum_of_products"
-        wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_gemm.{name}({', '.join(given)}, {relu}, {out})")
-
-
-class ProductOverRows(Call):
-    """Fills buffers with ``left.T @ right``, and with ``left.sum(0)`` if there is a second buffer."""
-
-    def codegen(self, wrapper: Any) -> None:
-        """Writes the call into Inductor's wrapper."""
-        wrapper.add_import_once(_IMPORT)
-        given = ", ".join([*self.references(), *self.filled(wrapper)])
-        wrapper.writeline(f"_gnncompile_gemm.write_product_over_rows({given})")
-
-
-class TwoProductsOverRows(Call):
-    """Fills buffers with two products over rows, each followed by ``left.sum(0)`` if that is wanted.
-
-    The constants are two flags: whether ``left.sum(0)`` is wanted for the first product, and for the second.
-    """
-
-    def codegen(self, wrapper: Any) -> None:
-        """Writes the call into Inductor's wrapper."""
-        matrices, results = iter(self.references()), iter(self.filled(wrapper))
-        given: list[str] = []
-        for sums in self.constant_args:
-            given += [next(matrices), next(matrices), next(results), next(results) if sums else "None"]
-        wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_gemm.write_two_products_over_rows({', '.join(given)})")
-
-
-class SumsOverRows(Call):
-    """Fills a buffer with ``rows.sum(0)``. The second input only orders the call after another call."""
-
-    def codegen(self, wrapper: Any) -> None:
-        """Writes the call into Inductor's wrapper."""
-        (rows, _), (out,) = self.references(), self.filled(wrapper)
-        wrapper.add_import_once(_IMPORT)
-        wrapper.writeline(f"_gnncompile_gemm.write_sums_over_rows({rows}, {out})")
-
-
-def _lower_add_product(total: Any, left: Any, right: Any) -> Any:
-    total = writable(total, node_now().args[0])
-    ProductInPlace([total, *map(realized, (left, right))], written=[total])
-    return tensor_of(total)
-
-
-def _lower_product(*args: Any) -> Any:
-    *factors, added, gate, relu, in_place = args
-    if in_place:
-        added = writable(added, node_now().args[-4])
-    left, right = factors[:2]
-    matrices = [realized(t) if k % 2 else contiguous(t) for k, t in enumerate(factors)]
-    extra = [None if t is None else contiguous(t) for t in (added, gate)]
-    given = [*matrices, *extra]
-    there, inputs = tuple(t is not None for t in given), [t for t in given if t is not None]
-    if in_place:
-        Product(inputs, written=[extra[0]], constants=(there, relu, len(matrices)))
-        return tensor_of(added)
-    out = _result(left, left.get_size()[0], right.get_size()[1])
-    Product(inputs, [out], constants=(there, relu, None))
-    return tensor_of(out)
-
-
-def _lower_product_over_rows(left: Any, right: Any) -> Any:
-    results = _results(left, right, sums=False)
-    ProductOverRows([contiguous(left), contiguous(right)], results)
-    return tensor_of(results[0])
-
-
-def _lower_product_and_sums(left: Any, right: Any) -> list[Any]:
-    results = _results(left, right, sums=True)
-    ProductOverRows([contiguous(left), contiguous(right)], results)
-    return [tensor_of(result) for result in results]
-
-
-def _lower_two_products(
-    left: Any, right: Any, sums: bool, other_left: Any, other_right: Any, other_sums: bool
-) -> list[Any]:
-    results = [*_results(left, right, sums), *_results(other_left, other_right, other_sums)]
-    given = [contiguous(t) for t in (left, right, other_left, other_right)]
-    TwoProductsOverRows(given, results, constants=(sums, other_sums))
-    return [tensor_of(result) for result in results]
-
-
-def _results(left: Any, right: Any, sums: bool) -> list[Result]:
-    """Buffers for a product over rows and, if `sums`, for the sum of its left matrix's rows."""
-    columns = left.get_size()[1]
-    product = _result(left, columns, right.get_size()[1])
-    return [product, _result(left, columns)] if sums else [product]
-
-
-def _lower_sums_over_rows(rows: Any, behind: Any) -> Any:
-    out = _result(rows, rows.get_size()[1])
-    SumsOverRows([contiguous(rows), realized(behind)], [out])
-    return tensor_of(out)
-
-
-def _result(like: Any, *size: Any) -> Result:
-    return Result(size, like.get_dtype(), like.get_device())
-
-
-def _begin_product(left: Tensor, right: Tensor, *ends: Any) -> None:
-    added, gate, relu, _ = ends
-    write_product(left, right, added, gate, relu, _fake_product(left, right, *ends))
-
-
-def _begin_sum_of_products(left: Tensor, right: Tensor, other_left: Tensor, other_right: Tensor, *ends: Any) -> None:
-    added, gate, relu, _ = ends
-    out = _fake_product(left, right, *ends)
-    write_sum_of_products(left, right, other_left, other_right, added, gate, relu, out)
-
-
-def _begin_product_over_rows(left: Tensor, right: Tensor) -> None:
-    write_product_over_rows(left, right, _fake_product_over_rows(left, right))
-
-
-def _begin_product_and_sums(left: Tensor, right: Tensor) -> None:
-    write_product_over_rows(left, right, *_fake_product_and_sums_over_rows(left, right))
-
-
-def _begin_two_products(*given: Any) -> None:
-    left, right, sums, other_left, other_right, other_sums = given
-    out, summed = _fake_product_and_sums_over_rows(left, right)
-    other_out, other_summed = _fake_product_and_sums_over_rows(other_left, other_right)
-    first = left, right, out, summed if sums else None
-    write_two_products_over_rows(*first, other_left, other_right, other_out, other_summed if other_sums else None)
-
-
-def _begin_sums_over_rows(rows: Tensor, behind: Tensor) -> None:
-    write_sums_over_rows(rows, _fake_sums_over_rows(rows, behind))
-
-
-_LOWERINGS: tuple[tuple[Any, Callable[..., Any], Callable[..., None]], ...] = (
-    (_own.product, _lower_product, _begin_product),
-    (_own.sum_of_products, _lower_product, _begin_sum_of_products),
-    (_own.product_over_rows, _lower_product_over_rows, _begin_product_over_rows),
-    (_own.product_and_sums_over_rows, _lower_product_and_sums, _begin_product_and_sums),
-    (_own.two_products_over_rows, _lower_two_products, _begin_two_products),
-    (_own.sums_over_rows, _lower_sums_over_rows, _begin_sums_over_rows),
-)
-"""The ops with kernels of ours, their lowerings, and functions that start to compile the kernels.
-
-The functions launch the kernels on tensors of the device "meta": see :mod:`gnncompile.ops.on_meta`.
-"""
-
-
-def install() -> None:
-    """Registers the lowerings with Inductor."""
-    inductor_call.install(_own.add_product.default, _lower_add_product)
-    for op, lower, begin in _LOWERINGS:
-        inductor_call.install(op.default, lower, partial(on_meta.begin, launch=begin))

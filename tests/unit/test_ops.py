@@ -53,6 +53,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
         (randn(4, 2), randn(2, 3), randn(4, 5), randn(5, 3), randn(3), randn(4, 3), True, False),
         None,
     ),
+    "products_of_same_rows": ((randn(4, 2), [randn(2, 3), randn(2, 3)], [randn(3), randn(3)]), None),
     "product_over_rows": ((randn(4, 2), randn(4, 3)), None),
     "product_and_sums_over_rows": ((randn(4, 2), randn(4, 3)), None),
     "two_products_over_rows": ((randn(4, 2), randn(4, 3), True, randn(4, 3), randn(4, 5), False), None),

@@ -40,6 +40,9 @@ CASES: dict[str, Callable[[Operands], Tensor]] = {
     "sum_of_products, in place": lambda t: OPS.sum_of_products(
         t["left"], t["right"], t["left"] + 1, t["right"], t["total"] * 4, None, False, True
     ),
+    "products_of_same_rows": lambda t: OPS.products_of_same_rows(
+        t["left"], [t["right"], t["right"]], [t["row"], t["row"] * 2]
+    )[1],
     "product_over_rows": lambda t: OPS.product_over_rows(t["wide"], t["left"]),
     "product_and_sums_over_rows": lambda t: OPS.product_and_sums_over_rows(t["wide"], t["left"])[0],
     "two_products_over_rows": lambda t: OPS.two_products_over_rows(
@@ -67,6 +70,7 @@ def _operands(device: str) -> Operands:
         "right": made(DEPTH, COLUMNS),
         "total": made(ROWS, COLUMNS),
         "rows": made(ROWS, COLUMNS),
+        "row": made(COLUMNS),
         "wide": made(ROWS, ROWS),
         "index": torch.randint(ROWS, (ROWS,), generator=generator).to(device),
     }

@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 ORDER = (
-    ("exc", "forks", "loop_sizes", "tile_sizes"),
+    ("exc", "forks", "tile_sizes"),
+    ("half_sizes", "loop_sizes"),
     ("tuning",),
     ("device",),
     ("_compat", "debug_dir", "testing"),

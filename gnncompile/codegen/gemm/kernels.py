@@ -1,8 +1,9 @@
-"""Triton kernels for float32 matrix products on tensor cores, without the tensor cores' loss of accuracy.
+"""Triton kernels for matrix products on tensor cores, in float32 without the tensor cores' loss of accuracy.
 
-A float32 number is a sum of three bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``. Each part
-is the bfloat16 number nearest to the remainder that the earlier parts leave. The product of two such sums has nine
-terms, and the six largest are computed. The other three are smaller than the rounding of a float32 product.
+Tensor cores multiply 16-bit numbers as they are, and add them up in float32. A float32 number is a sum of three
+bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``. Each part is the bfloat16 number nearest to
+the remainder that the earlier parts leave. The product of two such sums has nine terms, and the six largest are
+computed. The other three are smaller than the rounding of a float32 product.
 
 A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so these sums are kept short and
 added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of a product
@@ -39,16 +40,20 @@ def dot(a, b, total):
 
 
 @triton.jit
-def product(a, b):
-    """The product of two float32 matrices, smallest terms first."""
-    a_high, a_middle, a_low = parts(a)
-    b_high, b_middle, b_low = parts(b)
-    return product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low)
+def plus_product(total, a, b):
+    """``total + a @ b`` in float32, of matrices of 16 bits or of float32."""
+    if a.dtype == tl.float32:
+        a_high, a_middle, a_low = parts(a)
+        b_high, b_middle, b_low = parts(b)
+        total += product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low)
+    else:
+        total = dot(a, b, total)
+    return total
 
 
 @triton.jit
 def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
-    """The same of matrices in parts."""
+    """The product of two float32 matrices in parts, smallest terms first."""
     total = tl.zeros((a_high.shape[0], b_high.shape[1]), tl.float32)
     total = dot(a_low, b_high, total)
     total = dot(a_middle, b_middle, total)
@@ -114,16 +119,15 @@ def add_product(
         x = tl.load(left + start, mask=mask, other=0.0)
         if RIGHT == "parts":
             y = right_ptr + down[:, None] * padded_columns + column[None, :]
-            y_high, y_middle, y_low = tl.load(y), tl.load(y + size), tl.load(y + 2 * size)
+            x_high, x_middle, x_low = parts(x)
+            total += product_of_parts(x_high, x_middle, x_low, tl.load(y), tl.load(y + size), tl.load(y + 2 * size))
         else:
             if RIGHT == "rows":
                 y = right_ptr + down[:, None] * columns + column[None, :]
             else:
                 y = right_ptr + down[:, None] + column[None, :] * depth
             there = (down[:, None] < depth) & (column[None, :] < columns)
-            y_high, y_middle, y_low = parts(tl.load(y, mask=there, other=0.0))
-        x_high, x_middle, x_low = parts(x)
-        total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
+            total = plus_product(total, x, tl.load(y, mask=there, other=0.0))
     return total
 
 
@@ -195,14 +199,78 @@ def by_rows(
     at = row[:, None].to(tl.int64) * columns + column[None, :]
     mask = exists & (column[None, :] < columns)
     if ADDED == "row":
-        total += tl.load(added_ptr + column, mask=column < columns, other=0.0)[None, :]
+        total += tl.load(added_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
     if ADDED == "matrix":
-        total += tl.load(added_ptr + at, mask=mask, other=0.0)
+        total += tl.load(added_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if RELU:
         total = tl.where(total < 0, 0.0, total)
     if GATED:
         total = tl.where(tl.load(gate_ptr + at, mask=mask, other=0.0) <= 0, 0.0, total)
-    tl.store(out_ptr + at, total, mask=mask)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows", "depth_units", "units", "across"])
+def side_by_side(
+    left_ptr,
+    first_right_ptr,
+    second_right_ptr,
+    third_right_ptr,
+    fourth_right_ptr,
+    first_added_ptr,
+    second_added_ptr,
+    third_added_ptr,
+    fourth_added_ptr,
+    first_out_ptr,
+    second_out_ptr,
+    third_out_ptr,
+    fourth_out_ptr,
+    rows,
+    depth_units,
+    units,
+    across,
+    MANY: tl.constexpr,
+    UNIT: tl.constexpr,
+    DEPTH_UNIT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    WHOLE: tl.constexpr,
+    RIGHT: tl.constexpr,
+    ADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """``left @ right + added`` of one left matrix and up to four others of one shape, each to a result of its own.
+
+    MANY: how many there are. Programs that read the same rows follow each other, so that these stay in the cache. For
+    the other arguments see :func:`by_rows`; ADDED is "nothing" or "row".
+    """
+    columns, depth = units * UNIT, depth_units * DEPTH_UNIT
+    which = tl.program_id(0) % MANY
+    at = tl.program_id(0) // MANY
+    right_ptr, added_ptr, out_ptr = first_right_ptr, first_added_ptr, first_out_ptr
+    if MANY > 1:
+        right_ptr = tl.where(which == 1, second_right_ptr, right_ptr)
+        added_ptr = tl.where(which == 1, second_added_ptr, added_ptr)
+        out_ptr = tl.where(which == 1, second_out_ptr, out_ptr)
+    if MANY > 2:
+        right_ptr = tl.where(which == 2, third_right_ptr, right_ptr)
+        added_ptr = tl.where(which == 2, third_added_ptr, added_ptr)
+        out_ptr = tl.where(which == 2, third_out_ptr, out_ptr)
+    if MANY > 3:
+        right_ptr = tl.where(which == 3, fourth_right_ptr, right_ptr)
+        added_ptr = tl.where(which == 3, fourth_added_ptr, added_ptr)
+        out_ptr = tl.where(which == 3, fourth_out_ptr, out_ptr)
+    row = (at // across) * ROWS + tl.arange(0, ROWS)
+    column = (at % across) * COLUMNS + tl.arange(0, COLUMNS)
+    exists = row[:, None] < rows
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    total = add_product(
+        total, left_ptr, right_ptr, row, column, exists, depth, columns, across * COLUMNS, BLOCKS, WHOLE, RIGHT, DEPTH
+    )
+    if ADDED == "row":
+        total += tl.load(added_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    place = row[:, None].to(tl.int64) * columns + column[None, :]
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=exists & (column[None, :] < columns))
 
 
 @triton.jit
@@ -246,9 +314,9 @@ def sum_of_share(
             mask=(here < end)[:, None] & (j < columns)[None, :],
             other=0.0,
         )
-        total += product(x, y)
+        total = plus_product(total, x, y)
         if SUMS:
-            summed += x
+            summed += x.to(tl.float32)
     out = partial_ptr + part.to(tl.int64) * size
     tl.store(out + i[:, None] * columns + j[None, :], total, mask=(i < depth)[:, None] & (j < columns)[None, :])
     if SUMS:  # noqa: SIM102 (a constant and a tensor)
@@ -387,7 +455,7 @@ def join(
         here = start + share
         place = here.to(tl.int64)[:, None] * size + at[None, :]
         total += tl.load(partial_ptr + place, mask=(here < shares)[:, None] & (at < size)[None, :], other=0.0)
-    summed = tl.sum(total, 0)
+    summed = tl.sum(total, 0).to(first_ptr.dtype.element_ty)
     tl.store(first_ptr + at, summed, mask=at < second)
     tl.store(second_ptr + (at - second), summed, mask=(at >= second) & (at < third))
     tl.store(third_ptr + (at - third), summed, mask=(at >= third) & (at < fourth))

@@ -14,17 +14,20 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.gemm import kernels
 from gnncompile.codegen.triton.launcher import Kernel
+from gnncompile.device import ALIGNMENT, HALVES
 from gnncompile.tile_sizes import ProductTile
 
 _split = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
 _sums = Kernel(kernels.sums, num_warps=tuning.TILES.short_warps)
-_join = Kernel(kernels.join, num_warps=tuning.TILES.short_warps)
 
 
 Factors = tuple[Tensor, Tensor]
-"""The factors of a product, a matrix and a weight. The matrix is float32 ``[rows, depth]``, contiguous. The weight is
-float32 ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
+"""The factors of a product, a matrix and a weight of one dtype, float32 or of 16 bits. The matrix is ``[rows, depth]``,
+contiguous. The weight is ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
 """
+
+MOST_SIDE_BY_SIDE = 4
+"""Most products of the same rows in one launch."""
 
 _LONGEST_PITCH = 2**31
 """Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
@@ -38,20 +41,19 @@ def by_rows(
     Args:
         one: The factors of the product.
         other: The factors of a second product, or None.
-        added: float32 ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`. None adds nothing.
-        gate: float32 ``[rows, columns]``, contiguous. Zeros are written where `gate` is not positive.
+        added: ``[columns]`` or ``[rows, columns]``, contiguous; may be `out`. None adds nothing.
+        gate: ``[rows, columns]``, contiguous. Zeros are written where `gate` is not positive.
         relu: Whether to write zeros in place of negative results.
-        out: float32 ``[rows, columns]``, contiguous.
+        out: ``[rows, columns]``, contiguous, of the dtype of all other tensors.
     """
     rows, columns = out.shape
-    few = rows <= tuning.TILES.few_rows
-    tile = tuning.TILES.product_of_few if few else tuning.TILES.product_of_many
-    terms = [_term(*factors, tile, not few) for factors in ((one,) if other is None else (one, other))]
+    tile, split = _tile(out)
+    terms = [_term(*factors, tile, split) for factors in ((one,) if other is None else (one, other))]
     first, last = terms[0], terms[-1]
-    across, unit = -(-columns // tile.columns), _unit(columns)
+    across, unit = -(-columns // tile.columns), _unit(out.dtype, columns)
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
     ends = kind, relu, gate is not None
-    _by_rows(tile)(
+    _by_rows(tile, out.dtype)(
         -(-rows // tile.rows) * across,
         (*first.matrices, *last.matrices, out if added is None else added, out if gate is None else gate, out),
         (rows, first.units, last.units, columns // unit, across),
@@ -59,9 +61,58 @@ def by_rows(
     )
 
 
-@lru_cache(maxsize=2)
-def _by_rows(tile: ProductTile) -> Kernel:
-    return Kernel(kernels.by_rows, num_warps=tuning.TILES.product_warps, num_stages=tile.stages)
+@lru_cache(maxsize=16)
+def _by_rows(tile: ProductTile, dtype: torch.dtype) -> Kernel:
+    return Kernel(kernels.by_rows, num_warps=_warps(dtype), num_stages=tile.stages)
+
+
+def side_by_side(
+    left: Tensor, rights: Sequence[Tensor], added: Sequence[Tensor | None], outs: Sequence[Tensor]
+) -> None:
+    """Writes ``left @ right + row`` for several weights of one shape, which all lie in memory the same way.
+
+    Args:
+        left: ``[rows, depth]``, contiguous, of 16 bits.
+        rights: Up to :data:`MOST_SIDE_BY_SIDE` weights, ``[depth, columns]``: contiguous, or transposes of such.
+        added: A row ``[columns]`` for each weight, or None for each.
+        outs: ``[rows, columns]`` each, contiguous.
+    """
+    rows, columns = outs[0].shape
+    tile, _ = _tile(outs[0])
+    term = _term(left, rights[0], tile, split=False)
+    across, unit = -(-columns // tile.columns), _unit(left.dtype, columns)
+    added_rows = [out if row is None else row for row, out in zip(added, outs, strict=True)]
+    four = (matrix for given in (rights, added_rows, outs) for matrix in _filled_up(given))
+    _side_by_side(tile, left.dtype)(
+        -(-rows // tile.rows) * across * len(rights),
+        (left, *four),
+        (rows, term.units, columns // unit, across),
+        (len(rights), unit, *term.constants, "nothing" if added[0] is None else "row", *tile[:3]),
+    )
+
+
+@lru_cache(maxsize=16)
+def _side_by_side(tile: ProductTile, dtype: torch.dtype) -> Kernel:
+    return Kernel(kernels.side_by_side, num_warps=_warps(dtype), num_stages=tile.stages)
+
+
+def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Returns four tensors, for four parameters of a kernel. It does not read those behind the given ones."""
+    return [*tensors, *[tensors[0]] * (4 - len(tensors))]
+
+
+def _tile(out: Tensor) -> tuple[ProductTile, bool]:
+    """Returns the tile of a product with a weight, and whether weights are split into parts beforehand."""
+    rows, columns = out.shape
+    if out.dtype in HALVES:
+        table = tuning.HALF_PRODUCTS
+        return table.narrow if columns <= table.narrow.columns else table.wide, False
+    few = rows <= tuning.TILES.few_rows
+    return tuning.TILES.product_of_few if few else tuning.TILES.product_of_many, not few
+
+
+def _warps(dtype: torch.dtype) -> int:
+    return tuning.HALF_PRODUCTS.warps if dtype in HALVES else tuning.TILES.product_warps
 
 
 class _Term(NamedTuple):
@@ -82,20 +133,22 @@ class _Term(NamedTuple):
 def _term(left: Tensor, right: Tensor, tile: ProductTile, split: bool) -> _Term:
     """Returns the arguments for one product. `split` says whether any weight is split beforehand.
 
-    A weight with gaps between its rows is always split: the kernel that splits it knows the distance of two rows.
+    A float32 weight with gaps between its rows is always split: the kernel that splits it knows the distance of two
+    rows.
     """
     depth, columns = right.shape
     transposed, pitch = _lies(right)
-    if pitch is None:
-        right, transposed, pitch = right.contiguous(), False, columns
+    has_gaps = pitch != (depth if transposed else columns)
+    if pitch is None or (has_gaps and right.dtype in HALVES):
+        right, transposed, pitch, has_gaps = right.contiguous(), False, columns, False
     blocks = -(-depth // tile.depth)
     lies = "columns" if transposed else "rows"
-    if split or pitch != (depth if transposed else columns):
+    if split or has_gaps:
         weight, size, lies = right, (blocks * tile.depth, -(-columns // tile.columns) * tile.columns), "parts"
         right = torch.empty((3, *size), dtype=torch.bfloat16, device=left.device)
         block = tuning.TILES.split_block
         _split(-(-size[0] * size[1] // block), (weight, right), (depth, columns, pitch, *size), (transposed, block))
-    unit = _unit(depth)
+    unit = _unit(left.dtype, depth)
     return _Term((left, right), depth // unit, (unit, blocks, depth == blocks * tile.depth, lies))
 
 
@@ -114,19 +167,19 @@ def _lies(weight: Tensor) -> tuple[bool, int | None]:
     return transposed, pitch if 1 in (down, across) and pitch < _LONGEST_PITCH else None
 
 
-def _unit(*widths: int) -> int:
-    """Returns the largest of 4, 2 and 1 that divides all widths: as many numbers of a row are read at once."""
-    return gcd(4, *widths)
+def _unit(dtype: torch.dtype, *widths: int) -> int:
+    """Returns the largest power of two, up to 16 bytes, that divides all widths: so many numbers are read at once."""
+    return gcd(ALIGNMENT // dtype.itemsize, *widths)
 
 
 class OverRows(NamedTuple):
     """The arguments of a product over rows, ``left.T @ right``.
 
     Attributes:
-        left: float32 ``[rows, depth]``, contiguous.
-        right: float32 ``[rows, columns]``, contiguous.
-        out: float32 ``[depth, columns]``, contiguous, for the product.
-        sums: float32 ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
+        left: ``[rows, depth]``, contiguous, float32 or of 16 bits.
+        right: ``[rows, columns]``, contiguous, of the same dtype.
+        out: ``[depth, columns]``, contiguous, of the same dtype, for the product.
+        sums: ``[depth]``, contiguous, of the same dtype, for ``left.sum(0)``; None if the sum is not needed.
     """
 
     left: Tensor
@@ -141,34 +194,50 @@ class OverRows(NamedTuple):
 
 
 def over_rows(one: OverRows, other: OverRows | None = None) -> None:
-    """Writes one product over rows, or two with the same number of rows.
+    """Writes one product over rows, or two with the same number of rows and of the same dtype.
 
     Sums are added in an order that depends only on the sizes, so equal inputs always give equal bits.
     """
-    both, table = [one] if other is None else [one, other], tuning.TILES
+    both, dtype = [one] if other is None else [one, other], one.left.dtype
     rows = one.left.size(0)
     widths = [(p.left.size(1), p.right.size(1)) for p in both]
     blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
     tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
     largest = max(high + wide for high, wide in blocks)
-    # With narrow tiles, several programs fit on a multiprocessor.
-    most = table.processors * tuning.choice(table.over_rows_programs, largest) // tiles
-    share, shares = _shares(rows, most, table.over_rows_step, table.steps_per_share[len(both) - 1])
+    step, warps, programs = _summing(dtype, largest, len(both))
+    least = tuning.TILES.steps_per_share[len(both) - 1]
+    share, shares = _shares(rows, tuning.TILES.processors * programs // tiles, step, least)
     results = [result for p in both for result in p.results]
-    partial = one.left.new_empty((shares, sum(result.numel() for result in results)))
-    last, units = both[-1], [[_unit(width) for width in pair] for pair in widths]
-    _over_rows(tuning.choice(table.over_rows_warps, largest))(
+    partial = one.left.new_empty((shares, sum(result.numel() for result in results)), dtype=torch.float32)
+    last, units = both[-1], [[_unit(dtype, width) for width in pair] for pair in widths]
+    _over_rows(warps, dtype)(
         tiles * shares,
         (one.left, one.right, last.left, last.right, partial),
-        (rows, share, *(width // _unit(width) for width in (*widths[0], *widths[-1]))),
+        (rows, share, *(width // _unit(dtype, width) for width in (*widths[0], *widths[-1]))),
         (
             other is not None,
             *(*units[0], one.sums is not None, *blocks[0]),
             *(*units[-1], last.sums is not None, *blocks[-1]),
-            table.over_rows_step,
+            step,
         ),
     )
     _joined(partial, results)
+
+
+def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int, int]:
+    """Returns the rows per step of products over rows, the warps of a program, and the programs per multiprocessor.
+
+    Args:
+        dtype: The dtype of the matrices.
+        largest: The sum of both sides of the largest tile. With narrow tiles, several programs fit on a multiprocessor.
+        products: The number of products in the launch.
+    """
+    table, halves = tuning.TILES, tuning.HALF_PRODUCTS
+    if dtype not in HALVES:
+        warps, programs = (tuning.choice(given, largest) for given in (table.over_rows_warps, table.over_rows_programs))
+        return table.over_rows_step, warps, programs
+    warps = tuning.choice(halves.over_rows_warps, largest)
+    return halves.over_rows_step, warps, products if largest <= halves.most_together else 1
 
 
 def sums(rows: Tensor, out: Tensor) -> None:
@@ -192,18 +261,25 @@ def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
     """Sums `partial`, ``[shares, size]``, over the shares; splits the sum, in order, among up to four results."""
     (shares, size), joined = partial.shape, tuning.TILES.joined
     ends = [*accumulate(result.numel() for result in results), *[size] * 3]
-    unit = _unit(*ends)
-    _join(
+    unit = _unit(partial.dtype, *ends)
+    _join(results[0].dtype)(
         -(-size // joined[1]),
-        (partial, *results, *[partial] * (4 - len(results))),
+        (partial, *_filled_up(results)),
         (shares, *(end // unit for end in (size, *ends[:3]))),
         (unit, *joined),
     )
 
 
-@lru_cache(maxsize=2)
-def _over_rows(warps: int) -> Kernel:
-    return Kernel(kernels.over_rows, num_warps=warps, num_stages=tuning.TILES.over_rows_stages)
+@lru_cache(maxsize=8)
+def _over_rows(warps: int, dtype: torch.dtype) -> Kernel:
+    table = tuning.HALF_PRODUCTS if dtype in HALVES else tuning.TILES
+    return Kernel(kernels.over_rows, num_warps=warps, num_stages=table.over_rows_stages)
+
+
+@lru_cache(maxsize=4)
+def _join(dtype: torch.dtype) -> Kernel:
+    """Returns the kernel that adds up shares, to results of a dtype."""
+    return Kernel(kernels.join, num_warps=tuning.TILES.short_warps)
 
 
 def _shares(rows: int, most: int, block: int, least: int = 1) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def _is_kept_for(first: fx.Node, second: fx.Node) -> bool:
     for operand in second.all_input_nodes:
         made_by: Any = operand.args[0] if operand.target is operator.getitem else operand
         kept.update(made_by.all_input_nodes)
-    return all(operand in kept for operand in first.all_input_nodes)
+    return all(operand in kept or any(user > second for user in operand.users) for operand in first.all_input_nodes)
 
 
 def _early(product: fx.Node, until: fx.Node) -> list[fx.Node]:

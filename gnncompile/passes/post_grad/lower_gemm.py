@@ -1,12 +1,13 @@
 """Products of many rows run in kernels of our own. Runs after differentiation, on each graph.
 
-Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with float32 rows of nodes
+Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with rows of nodes
 After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_over_rows(dy, x)``
 Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
 layers take half of the time of most models' steps. The kernels split each number into three bfloat16 parts. Six
 products on tensor cores then have smaller errors than one in float32, in half of its time
-(:mod:`gnncompile.codegen.gemm.kernels`). On CPUs of AMD, Intel's library uses half of each vector
-(:mod:`gnncompile.codegen.cpp.matrix`).
+(:mod:`gnncompile.codegen.gemm.kernels`). In 16 bits, narrow products are bound by memory, and the library launches two
+kernels where the gradient of a bias takes another two; ours shares launches between products and sums. On CPUs of AMD,
+Intel's library uses half of each vector (:mod:`gnncompile.codegen.cpp.matrix`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import torch
 from torch import fx
 
-from gnncompile.device import device_of
+from gnncompile import tuning
+from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
@@ -44,7 +45,9 @@ def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
     args: Any = node.args
     left, right = args[-2:]
     added = args[0] if len(args) == 3 else None
-    if node.kwargs or not _fits(left, right) or not _is_weight(right) or not _has_rows(left, value(right).shape[1]):
+    if node.kwargs or not _fits(left, right, tuning.HALF_PRODUCTS.widest) or not _is_weight(right):
+        return
+    if not _has_rows(left, value(right).shape[1]):
         return
     if added is not None and not (_is_row(added, node) or alike(added, node)):
         return
@@ -54,9 +57,9 @@ def _by_rows(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
-    right = node.args[1]
+    right: Any = node.args[1]
     left = _before_transposing(graph, node)
-    if left is None or not isinstance(right, fx.Node) or not _fits(left, right) or not is_packed(value(right)):
+    if left is None or not _fits(left, right, tuning.HALF_PRODUCTS.widest_over_rows) or not is_packed(value(right)):
         return
     if _has_rows(left, value(right).shape[1]):
         _replace(graph, node, own.product_over_rows.default, left, right)
@@ -113,18 +116,21 @@ def _replace(graph: fx.Graph, node: fx.Node, target: Any, *args: Any) -> None:
     graph.erase_node(node)
 
 
-def _fits(left: Any, right: Any) -> bool:
-    """Whether two matrices have the dtypes and widths that the kernels take. The number of rows is not checked."""
+def _fits(left: Any, right: Any, widest: int) -> bool:
+    """Whether two matrices have the dtypes and widths that the kernels take. The number of rows is not checked.
+
+    In 16 bits, `widest` is the most columns of both.
+    """
     if not is_tensor(left) or not is_tensor(right):
         return False
     one, other = value(left), value(right)
-    if one.dim() != 2 or one.dtype != torch.float32 or other.dtype != torch.float32:
-        return False
     device = device_of(one.device)
-    if not device.has_faster_products:
+    if one.dim() != 2 or one.dtype != other.dtype or not device.has_own_products(one.dtype):
         return False
     widths = one.shape[1], other.shape[1]
     if not all(isinstance(width, int) and width >= device.narrowest_product for width in widths):
+        return False
+    if one.dtype in HALVES and (max(widths) > widest or any(width % tuning.HALF_PRODUCTS.unit for width in widths)):
         return False
     return is_packed(one)
 
@@ -137,13 +143,13 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
 
 
 def _is_weight(right: fx.Node) -> bool:
-    """Whether a matrix has a known, large enough size. Its strides do not matter: a weight may be a view."""
-    depth, columns = value(right).shape
-    return (
-        isinstance(depth, int)
-        and isinstance(columns, int)
-        and depth * columns >= device_of(value(right).device).least_weight
-    )
+    """Whether a matrix has a known, large enough size. A weight in float32 may be any view, in 16 bits a transpose."""
+    weight = value(right)
+    depth, columns = weight.shape
+    if not isinstance(depth, int) or not isinstance(columns, int):
+        return False
+    can_read = weight.dtype not in HALVES or is_packed(weight) or is_packed(weight.t())
+    return can_read and depth * columns >= device_of(weight.device).least_weight
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:

@@ -1,0 +1,65 @@
+"""The sizes of products of 16-bit matrices on GPUs, which :mod:`gnncompile.tuning` uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnncompile.tile_sizes import ProductTile
+
+
+@dataclass(frozen=True)
+class HalfProductTable:
+    """The numbers of one kind of GPU (codegen/gemm, ops/gemm.py). The widths of matrices are their columns.
+
+    The other numbers about products are in :class:`gnncompile.tuning.TileTable`.
+    """
+
+    unit: int
+    """Divides the widths: so many numbers are read at once. The library takes matrices of other widths."""
+
+    widest: int
+    """Most columns of both matrices of a product with a weight. Beyond, the library is faster."""
+
+    widest_over_rows: int
+    """Most columns of both matrices of a product over rows."""
+
+    widest_alone: int
+    """The same for one product over rows that sums no rows besides."""
+
+    narrow: ProductTile
+    """The tile of products with a weight of up to 64 columns."""
+
+    wide: ProductTile
+    """The tile of wider ones."""
+
+    warps: int
+    """Warps of both tiles."""
+
+    over_rows_step: int
+    """Rows that a program of a product over rows sums per step."""
+
+    over_rows_stages: int
+    """Triton's ``num_stages`` of this program."""
+
+    over_rows_warps: tuple[tuple[int, int], ...]
+    """Warps of this program, by the sum of both sides of its largest tile."""
+
+    most_together: int
+    """Most of this sum for which two products that share a launch have as many programs each as one alone. The programs
+    of wider ones fill a multiprocessor."""
+
+
+H200_HALVES = HalfProductTable(
+    unit=8,
+    widest=128,
+    widest_over_rows=256,
+    widest_alone=64,
+    narrow=ProductTile(128, 64, 64, 3),
+    wide=ProductTile(128, 128, 64, 3),
+    warps=4,
+    over_rows_step=64,
+    over_rows_stages=4,
+    over_rows_warps=((0, 4), (192, 8)),
+    most_together=128,
+)
+"""NVIDIA H200. Its times are in ``benchmarks/results/nvidia-h200/half-products.txt``."""
