@@ -95,7 +95,7 @@ def write_products_of_same_rows(
     Args:
         left: ``[rows, depth]``, contiguous.
         rights: ``[depth, columns]`` each, which lie in memory the same way.
-        added: ``[columns]`` each, or None each.
+        added: ``[columns]`` each, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
     if _pays(outs[0], left.size(1)) and _can(left):

@@ -57,16 +57,17 @@ class Product(Call):
 class ProductsOfSameRows(Call):
     """Fills buffers with products of one matrix and several weights.
 
-    The inputs are the matrix, the weights, and rows to add: one for each weight, or none. The constant is the number of
-    weights.
+    The inputs are the matrix, the weights, and the rows to add. The constant tells for each weight whether a row is
+    added.
     """
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the call into Inductor's wrapper."""
-        (many,) = self.constant_args
+        (biased,) = self.constant_args
         left, *others = self.references()
-        added = others[many:] or ["None"] * many
-        given = ", ".join(f"[{', '.join(group)}]" for group in (others[:many], added, self.filled(wrapper)))
+        rights, rows = others[: len(biased)], iter(others[len(biased) :])
+        added = [next(rows) if is_there else "None" for is_there in biased]
+        given = ", ".join(f"[{', '.join(group)}]" for group in (rights, added, self.filled(wrapper)))
         wrapper.add_import_once(_IMPORT)
         wrapper.writeline(f"_gnncompile_gemm.write_products_of_same_rows({left}, {given})")
 
@@ -133,7 +134,8 @@ def _lower_product(*args: Any) -> Any:
 def _lower_products_of_same_rows(left: Any, rights: list[Any], added: list[Any]) -> list[Any]:
     outs = [_result(left, left.get_size()[0], right.get_size()[1]) for right in rights]
     rows = [contiguous(row) for row in added if row is not None]
-    ProductsOfSameRows([contiguous(left), *map(realized, rights), *rows], outs, constants=(len(rights),))
+    biased = tuple(row is not None for row in added)
+    ProductsOfSameRows([contiguous(left), *map(realized, rights), *rows], outs, constants=(biased,))
     return [tensor_of(out) for out in outs]
 
 

@@ -255,7 +255,7 @@ def test_products_over_edges(widths: tuple[int, int], ours: bool, monkeypatch: p
     monkeypatch.setattr(launch, "over_rows", lambda one: (calls.append(tuple(one.out.shape)), over_rows(one))[1])
     left, right = (torch.randn(70, width, device=DEVICE) for width in widths)
     out = torch.full(widths, NAN, device=DEVICE)
-    tiled_products.write_product(left, right, out)
+    tiled_products.write_products([tiled_products.EdgeProduct(left, right, out)])
     assert calls == ([widths] if ours else [])
     torch.testing.assert_close(out.double(), left.double().t() @ right.double(), rtol=1e-5, atol=1e-5)
 

@@ -76,11 +76,17 @@ def _operands(device: str) -> Operands:
     }
 
 
+def _cases(device: torch.device) -> list[str]:
+    """The cases of a device. Copies are made by Triton, which runs on a CPU only where it is interpreted."""
+    on_gpu_alone = {"matrix_copies"} if torch.cuda.is_available() else set()
+    return [name for name in CASES if device.type != "cpu" or name not in on_gpu_alone]
+
+
 def _all_cases(t: Operands) -> list[tuple[Tensor, ...]]:
     """For each case what reads its result: two loops of different shapes, which share what they read, and a sum."""
     found = []
-    for case in CASES.values():
-        made = case(t)
+    for name in _cases(t["rows"].device):
+        made = CASES[name](t)
         gate = t["rows" if made.size(1) == COLUMNS else "left"].tanh() * len(found)
         scattered = torch.zeros_like(gate).index_add(0, t["index"], gate)
         found.append((made - gate, scattered, made.tanh().sum(0)))
@@ -119,7 +125,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, device: str) -> Iterator[None]:
 def test_readers_come_after_the_call(device: str, poison: None):
     operands = _operands(device)
     found, (code,) = run_and_get_code(gnncompile.compile(_all_cases), operands)
-    for case, ours, torchs in zip(CASES, found, _all_cases(operands), strict=True):
+    for case, ours, torchs in zip(_cases(torch.device(device)), found, _all_cases(operands), strict=True):
         for a, b in zip(ours, torchs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=lambda text, case=case: f"{case}: {text}")
     _check_order(code)

@@ -43,8 +43,9 @@ def dot(a, b, total):
 def plus_product(total, a, b):
     """``total + a @ b`` in float32, of matrices of 16 bits or of float32."""
     if a.dtype == tl.float32:
-        a_high, a_middle, a_low = parts(a)
+        # The parts of `b` come first. In the other order, Triton 3.6 writes wrong code for some widths.
         b_high, b_middle, b_low = parts(b)
+        a_high, a_middle, a_low = parts(a)
         total += product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low)
     else:
         total = dot(a, b, total)
@@ -241,8 +242,8 @@ def side_by_side(
 ):
     """``left @ right + added`` of one left matrix and up to four others of one shape, each to a result of its own.
 
-    MANY: how many there are. Programs that read the same rows follow each other, so that these stay in the cache. For
-    the other arguments see :func:`by_rows`; ADDED is "nothing" or "row".
+    MANY: how many there are. Programs that read the same rows follow each other, so that these stay in the cache.
+    ADDED: bit `k` tells whether a row is added to product `k`. For the other arguments see :func:`by_rows`.
     """
     columns, depth = units * UNIT, depth_units * DEPTH_UNIT
     which = tl.program_id(0) % MANY
@@ -267,8 +268,9 @@ def side_by_side(
     total = add_product(
         total, left_ptr, right_ptr, row, column, exists, depth, columns, across * COLUMNS, BLOCKS, WHOLE, RIGHT, DEPTH
     )
-    if ADDED == "row":
-        total += tl.load(added_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    if ADDED:
+        has_row = (ADDED >> which) % 2 > 0
+        total += tl.load(added_ptr + column, mask=has_row & (column < columns), other=0.0).to(tl.float32)[None, :]
     place = row[:, None].to(tl.int64) * columns + column[None, :]
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=exists & (column[None, :] < columns))
 

@@ -74,7 +74,7 @@ def side_by_side(
     Args:
         left: ``[rows, depth]``, contiguous, of 16 bits.
         rights: Up to :data:`MOST_SIDE_BY_SIDE` weights, ``[depth, columns]``: contiguous, or transposes of such.
-        added: A row ``[columns]`` for each weight, or None for each.
+        added: A row ``[columns]`` for each weight, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
     rows, columns = outs[0].shape
@@ -87,7 +87,7 @@ def side_by_side(
         -(-rows // tile.rows) * across * len(rights),
         (left, *four),
         (rows, term.units, columns // unit, across),
-        (len(rights), unit, *term.constants, "nothing" if added[0] is None else "row", *tile[:3]),
+        (len(rights), unit, *term.constants, sum((row is not None) << k for k, row in enumerate(added)), *tile[:3]),
     )
 
 

@@ -20,7 +20,7 @@ from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
-from gnncompile.codegen.triton.tiled_products import write_product
+from gnncompile.codegen.triton.tiled_products import EdgeProduct, write_products
 from gnncompile.codegen.triton.tiled_tile import TiledTile, choose_tiled_tile
 from gnncompile.codegen.triton.tiled_writer import TiledWriter
 from gnncompile.exc import ArgumentError
@@ -241,11 +241,12 @@ class TiledKernel:
         return [t.to(torch.float64) if t.dtype is torch.bool else t for t in tensors]
 
     def _write_products(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        nodes, edges = self.region.nodes, given[1].size(0)
+        nodes, edges, products = self.region.nodes, given[1].size(0), []
         for out, output in zip(self.region.outputs, outputs, strict=True):
             if out.node in self.plan.products:
-                factors = [self._factor(i, given).view(edges, nodes[i].shape[1]) for i in nodes[out.node].args]
-                write_product(factors[0], factors[1], output.view(matrix(self.region, nodes[out.node])))
+                left, right = (self._factor(i, given).view(edges, nodes[i].shape[1]) for i in nodes[out.node].args)
+                products.append(EdgeProduct(left, right, output.view(matrix(self.region, nodes[out.node]))))
+        write_products(products)
 
     def _factor(self, i: int, given: Sequence[Tensor]) -> Tensor:
         name = self.plan.places.get(i, f"t{self.region.nodes[i].value}")

@@ -2,39 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import launch
 from gnncompile.codegen.triton.tile import NARROWEST
-from gnncompile.device import device_of
+from gnncompile.device import HALVES, device_of
 
 
-def write_product(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """Writes ``left.T @ right``.
+class EdgeProduct(NamedTuple):
+    """A product over all edges.
 
-    Args:
+    Attributes:
         left: ``[edges, rows]``, contiguous.
         right: ``[edges, columns]``, contiguous, of the dtype of `left`. A single column stands for equal columns.
         out: ``[rows, columns]``, contiguous, of any floating dtype.
     """
+
+    left: Tensor
+    right: Tensor
+    out: Tensor
+
+
+def write_products(products: Sequence[EdgeProduct]) -> None:
+    """Writes products over the same edges. In 16 bits, two narrow ones share their launches."""
+    waiting: EdgeProduct | None = None
+    for one in products:
+        if not _joins(one):
+            _write(one)
+        elif waiting is None or waiting.out.dtype is not one.out.dtype:
+            if waiting is not None:
+                _write(waiting)
+            waiting = one
+        else:
+            launch.over_rows(launch.OverRows(*waiting, None), launch.OverRows(*one, None))
+            waiting = None
+    if waiting is not None:
+        _write(waiting)
+
+
+def _write(product: EdgeProduct) -> None:
+    left, right, out = product
     if _is_tuned(left, right):
-        found = out if out.dtype is torch.float32 else torch.empty_like(out, dtype=torch.float32)
-        launch.over_rows(launch.OverRows(left, right, found, None))
+        launch.over_rows(launch.OverRows(left, right, out, None))
     elif out.dtype is left.dtype and out.shape == (left.size(1), right.size(1)):
-        found = torch.mm(left.t(), right, out=out)
+        torch.mm(left.t(), right, out=out)
     else:
-        found = left.t() @ right
-    if found is not out:
-        out.copy_(found)
+        out.copy_(left.t() @ right)
+
+
+def _joins(product: EdgeProduct) -> bool:
+    """Whether a product is faster in a launch with another one."""
+    widths = product.left.size(1), product.right.size(1)
+    return _is_tuned_half(product.left, *widths) and max(widths) <= tuning.HALF_PRODUCTS.widest
 
 
 def _is_tuned(left: Tensor, right: Tensor) -> bool:
-    """Whether our product in bfloat16 parts is faster than the library's."""
+    """Whether our product is faster than the library's."""
+    widths = left.size(1), right.size(1)
+    if left.numel() * widths[1] < tuning.TILES.least_over_rows:
+        return False
+    if left.dtype in HALVES:
+        return _is_tuned_half(left, *widths) and max(widths) <= tuning.HALF_PRODUCTS.widest_alone
     return (
         left.dtype is torch.float32
         and device_of(left.device).multiplies_in_parts
-        and all(matrix.size(1) % 4 == 0 or matrix.size(1) >= NARROWEST for matrix in (left, right))
-        and left.numel() * right.size(1) >= tuning.TILES.least_over_rows
+        and all(width % 4 == 0 or width >= NARROWEST for width in widths)
+    )
+
+
+def _is_tuned_half(left: Tensor, *widths: int) -> bool:
+    """Whether our kernels for 16 bits take matrices of these widths. Without edges there is nothing to launch."""
+    return (
+        left.dtype in HALVES
+        and left.size(0) > 0
+        and device_of(left.device).has_tuned_products
+        and all(width % tuning.HALF_PRODUCTS.unit == 0 and width >= NARROWEST for width in widths)
     )

@@ -1,9 +1,10 @@
-"""Views of weights that regions read are copied by one launch. Runs after differentiation, on each graph.
+"""Views of weights that kernels read are copied by one launch. Runs after differentiation, on each graph.
 
 Before: ``region([permute(w1, [1, 0]), permute(slice(w2, 1, 64, 128), [1, 0]), ...])``
 After:  ``copies = matrix_copies([w1, w2], ...); region([copies[0], copies[1], ...])``
-Why it pays: a region's kernel reads contiguous weights. Inductor copies each view by a launch of its own, in which the
-host takes longer than the GPU. Conversions to the dtype of autocast are copies as well.
+Why it pays: a region's kernel reads contiguous weights, and products in 16 bits read weights without gaps. Inductor
+copies each view by a launch of its own, in which the host takes longer than the GPU. Conversions to the dtype of
+autocast are copies as well.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from torch import fx
 from gnncompile import _compat
 from gnncompile._compat import aoti
 from gnncompile.codegen.matrix_view import View
-from gnncompile.device import device_of
-from gnncompile.passes.analysis import aten, own, value
+from gnncompile.device import HALVES, device_of
+from gnncompile.passes.analysis import aten, is_packed, own, value
 
 _CONVERT = torch.ops.prims.convert_element_type.default
+_PRODUCTS: dict[Any, int] = {own.product.default: 2, own.sum_of_products.default: 4}
+"""Products with weights, and how many of their arguments are matrices; every other one is a weight."""
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _LARGEST = 2**18
 """The most elements of a weight in memory. A copy of a larger one takes longer than its launch."""
@@ -48,7 +51,9 @@ def run(graph: fx.Graph) -> None:
     if aoti.current_build() is not None:  # the weights of a package are constants
         return
     regions = graph.find_nodes(op="call_function", target=own.region.default)
+    products = [node for op in _PRODUCTS for node in graph.find_nodes(op="call_function", target=op)]
     read = dict.fromkeys(node for region in regions for node in region.args[0])
+    read |= dict.fromkeys(weight for node in products for weight in _with_gaps(node))
     copies = {node: copy for node in read if (copy := _copy(node)) is not None}
     made: dict[_Copy, fx.Node] = {}
     for group in _groups(list(dict.fromkeys(copies.values()))):
@@ -56,6 +61,16 @@ def run(graph: fx.Graph) -> None:
     replaced = {node: made[copy] for node, copy in copies.items() if copy in made}
     for region in regions:
         region.args = ([replaced.get(node, node) for node in region.args[0]], *region.args[1:])
+    for node in products:
+        weights = dict.fromkeys(_with_gaps(node))
+        node.args = tuple(replaced.get(arg, arg) if arg in weights else arg for arg in node.args)
+
+
+def _with_gaps(product: fx.Node) -> list[fx.Node]:
+    """Returns the weights of a product in 16 bits in which neither rows nor columns lie in memory without gaps."""
+    weights: Any = product.args[1 : _PRODUCTS[product.target] : 2]
+    fakes = [(weight, value(weight)) for weight in weights]
+    return [w for w, fake in fakes if fake.dtype in HALVES and not is_packed(fake) and not is_packed(fake.t())]
 
 
 def _copy(node: fx.Node) -> _Copy | None:

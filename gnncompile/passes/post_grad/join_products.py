@@ -50,7 +50,7 @@ def _kind(node: fx.Node) -> Hashable | None:
         return None
     if added is not None and value(added).dim() != 1:
         return None
-    return left, tuple(value(right).shape), is_packed(value(right)), added is None
+    return left, tuple(value(right).shape), is_packed(value(right))
 
 
 def _may_join(first: fx.Node, node: fx.Node) -> bool:

@@ -61,7 +61,14 @@ def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
     left = _before_transposing(graph, node)
     if left is None or not _fits(left, right, tuning.HALF_PRODUCTS.widest_over_rows) or not is_packed(value(right)):
         return
-    if _has_rows(left, value(right).shape[1]):
+    if not _has_rows(left, value(right).shape[1]):
+        return
+    if node.users and all(_transposes(user) for user in node.users):  # then the product is made as it is read
+        for user in list(node.users):
+            user.meta = {**user.meta, "val": value(user).new_empty(value(user).shape)}  # its rows lie together now
+            _replace(graph, user, own.product_over_rows.default, right, left)
+        graph.erase_node(node)
+    else:
         _replace(graph, node, own.product_over_rows.default, left, right)
 
 
@@ -143,13 +150,13 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
 
 
 def _is_weight(right: fx.Node) -> bool:
-    """Whether a matrix has a known, large enough size. A weight in float32 may be any view, in 16 bits a transpose."""
-    weight = value(right)
-    depth, columns = weight.shape
-    if not isinstance(depth, int) or not isinstance(columns, int):
-        return False
-    can_read = weight.dtype not in HALVES or is_packed(weight) or is_packed(weight.t())
-    return can_read and depth * columns >= device_of(weight.device).least_weight
+    """Whether a matrix has a known, large enough size. Its strides do not matter: a weight may be a view."""
+    depth, columns = value(right).shape
+    return (
+        isinstance(depth, int)
+        and isinstance(columns, int)
+        and depth * columns >= device_of(value(right).device).least_weight
+    )
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:
@@ -171,16 +178,25 @@ def _before_transposing(graph: fx.Graph, product: fx.Node) -> fx.Node | None:
     """Returns the matrix whose transpose a product multiplies from the left; None if it multiplies no transpose.
 
     A placeholder may be a transpose. The partitioner keeps one view of a matrix for the backward, and that may be the
-    transposed one. The matrix is then a view of the placeholder.
+    transposed one. The matrix is then a view of the placeholder, made once, where the graph begins.
     """
     left: Any = product.args[0]
     if not is_tensor(left):
         return None
     if left.op == "placeholder" and is_packed(value(left).t()):
-        with graph.inserting_before(product):
+        made = next((user for user in left.users if user < product and _transposes(user)), None)
+        if made is not None:
+            return made
+        with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
             matrix = graph.call_function(aten.permute.default, (left, [1, 0]))
         matrix.meta["val"] = value(left).t()
         return matrix
-    if left.target is aten.permute.default and [dim % 2 for dim in left.args[1]] == [1, 0]:
-        return left.args[0]  # type: ignore[no-any-return]
-    return left.args[0] if left.target is aten.t.default else None
+    transposed: fx.Node | None = left.args[0] if _transposes(left) else None
+    return transposed
+
+
+def _transposes(node: Any) -> bool:
+    """Whether a node is the transpose of a matrix."""
+    if node.target is aten.permute.default:
+        return [dim % 2 for dim in node.args[1]] == [1, 0]
+    return node.target is aten.t.default
