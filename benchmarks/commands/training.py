@@ -1,4 +1,4 @@
-"""Whole training steps, Adam included: the models of PyG's compile guide, in every way to run them.
+"""Whole training steps, Adam included: models of PyG's compile guide or with states on edges, in every way to run them.
 
 The losses of the first steps are compared with those of a plain loop in float64 before any time is reported.
 """
@@ -16,18 +16,22 @@ from torch.nn import functional as F
 
 from benchmarks.cases.graphs import GRAPHS
 from benchmarks.cases.names import chosen
+from benchmarks.cases.nested import map_tensors
 from benchmarks.cases.registry import GUIDE_MODELS, Case, select
+from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.measuring import counting, measure
 from benchmarks.measuring.comparison import Options
-from benchmarks.measuring.losses import Make, Outcome, check, plain_loop, whole_step
+from benchmarks.measuring.losses import TOLERANCE, Loss, Make, Outcome, check, plain_loop, whole_step
 from benchmarks.reporting import stored, tables
 from benchmarks.rows.variants import VARIANTS
 
 NAME = "training"
-HELP = "the same models with loss and Adam: plain loops and gnncompile.TrainStep"
+HELP = "the models of guide or science with loss and Adam: plain loops and gnncompile.TrainStep"
 
 CHECKED_STEPS = 20
+HALF_TOLERANCE = 5e-2
+"""The same as `losses.TOLERANCE` for parameters in 16 bits, which round each update."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,22 @@ class TrainingResult(Outcome):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     driver.add_arguments(parser, seconds=3.0, rounds=10)
-    parser.add_argument("--graph", default="guide", choices=list(GRAPHS), help="(default: %(default)s)")
-    parser.add_argument("--models", default=",".join(GUIDE_MODELS), help="comma-separated (default: %(default)s)")
+    driver.add_budget(parser)
+    parser.add_argument("--suite", default="guide", choices=("guide", "science"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--graph", default="guide", choices=list(GRAPHS), help="of the suite guide (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--models",
+        help="comma-separated; in the suite science with a precision, such as 'EGNN bf16' "
+        f"(default: {','.join(GUIDE_MODELS)}, or all in float32)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a row is wrong or gnncompile failed."""
-    device = torch.device(args.device)
-    cases = select("guide", args.graph, args.models.split(","))
+    device, budget = torch.device(args.device), driver.Budget(args.budget)
+    cases, where = cases_of(args)
     rows = chosen([row for row in TRAINING_ROWS if device.type in row.devices], args.rows)
     how = driver.options(args)
 
@@ -77,7 +89,49 @@ def run(args: argparse.Namespace) -> int:
         results = run_training(case, rows, device, how, progress)
         return format_case(results), [record(case, result, results) for result in results]
 
-    return driver.run(args, f"training-{args.graph}-{device.type}", cases, measure_case)
+    return driver.run(args, f"training-{where}-{device.type}", cases, measure_case, budget=budget)
+
+
+def cases_of(args: argparse.Namespace) -> tuple[list[Case], str]:
+    """Returns the cases that the command line names, and the name of the graph or suite that they belong to."""
+    if args.suite == "guide":
+        return select("guide", args.graph, args.models.split(",") if args.models else GUIDE_MODELS), args.graph
+    names = args.models.split(",") if args.models else [f"{model} fp32" for model in SCIENCE]
+    return select("science", None, names), "science"
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is trained for.
+
+    Attributes:
+        loss: the loss of the model's output and the target.
+        target: the class of each node, `[nodes]`, or numbers of the shape of the output.
+        tolerance: the largest relative difference of a loss from float64.
+    """
+
+    loss: Loss
+    target: Tensor
+    tolerance: float
+
+
+def task_of(case: Case, model: torch.nn.Module, inputs: tuple[Any, ...], seed: int) -> Task:
+    """Returns the task of a case: random classes for the models of the guide, and random numbers for the others."""
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    if case.suite == "guide":
+        target = torch.randint(case.graph.channels, (case.graph.num_nodes,), generator=generator)
+        return Task(F.cross_entropy, target.to(device), TOLERANCE)
+    with torch.no_grad():
+        out = model(*inputs)
+    numbers = torch.randn(out.shape, generator=generator).to(device)
+    return Task(_squared_error, numbers, TOLERANCE if out.dtype == torch.float32 else HALF_TOLERANCE)
+
+
+def _squared_error(out: Tensor, target: Tensor) -> Tensor:
+    """The mean squared error, in float32 for outputs in 16 bits."""
+    dtype = torch.promote_types(out.dtype, torch.float32)
+    return F.mse_loss(out.to(dtype), target.to(dtype))
 
 
 def run_training(
@@ -86,23 +140,24 @@ def run_training(
     """Measures one case: builds and checks each row, then times the right rows in turns."""
     counting.reset()
     model, inputs = case.model(device, how.seed), case.inputs(device, how.seed)
-    generator = torch.Generator().manual_seed(how.seed + 2)
-    target = torch.randint(case.graph.channels, (case.graph.num_nodes,), generator=generator).to(device)
+    task = task_of(case, copy.deepcopy(model), inputs, how.seed + 2)
     progress("losses in float64")
-    exact = plain_loop(lambda m: m)(copy.deepcopy(model).double(), F.cross_entropy)
-    double = (inputs[0].double(), *inputs[1:])
-    expected = torch.stack([exact(double, target) for _ in range(CHECKED_STEPS)])
+    exact = plain_loop(lambda m: m)(copy.deepcopy(model).double(), task.loss)
+    double = tuple(map_tensors(_doubled, given) for given in inputs)
+    expected = torch.stack([exact(double, task.target) for _ in range(CHECKED_STEPS)])
+    del exact, double
+    measure.free(device)
     results = [TrainingResult(row=row) for row in rows]
     steps: dict[str, Callable[[], Tensor]] = {}
 
     def build(row: TrainingRow) -> Callable[[], Tensor]:
-        step = row.make(copy.deepcopy(model), F.cross_entropy)
-        return lambda: step(inputs, target)
+        step = row.make(copy.deepcopy(model), task.loss)
+        return lambda: step(inputs, task.target)
 
     with torch._dynamo.config.patch(recompile_limit=64):
         for result in results:
             progress(f"{result.row.name}: build and check")
-            step = check(result, partial(build, result.row), _first_losses, expected)
+            step = check(result, partial(build, result.row), _first_losses, expected, task.tolerance)
             measure.free(device)
             if step is not None:
                 steps[result.row.name] = step
@@ -114,6 +169,10 @@ def run_training(
         result.device_ms = alone[result.row.name].median if result.row.name in alone else None
     progress("")
     return results
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _first_losses(step: Callable[[], Tensor]) -> Tensor:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 import torch
 from torch import nn
 
 from benchmarks.cases import graphs
 from benchmarks.cases.names import named
-from benchmarks.cases.registry import GUIDE_MODELS, Case
+from benchmarks.cases.registry import GUIDE_MODELS, Case, science_case
+from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import training
 from benchmarks.commands.training import TRAINING_ROWS, TrainingRow, run_training
 from benchmarks.measuring import counting
@@ -45,3 +48,20 @@ def test_losses_are_checked_and_rows_compared():
     assert "wrong: WRONG: losses differ by" in table
     stored = [training.record(CASE, r, results) for r in results]
     assert stored[1]["over_eager"] == results[0].timing.median / results[1].timing.median
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_models_with_states_on_edges_are_trained(precision: str):
+    case = science_case("GatedGCN", precision, SCIENCE["GatedGCN"].graph("GatedGCN", 0.0005))
+    rows = [*named(TRAINING_ROWS, ["eager", "TrainStep"]), TrainingRow("wrong", plain_loop(Wrong))]
+    results = run_training(case, rows, CPU, Options(seconds=0.01, rounds=2), lambda text: None)
+    assert [r.status for r in results] == ["ok", "ok", "WRONG"]
+
+
+def test_cases_of_a_suite():
+    parser = argparse.ArgumentParser()
+    training.add_arguments(parser)
+    cases, where = training.cases_of(parser.parse_args(["--suite", "science", "--models", "EGNN bf16,SchNet fp32"]))
+    assert [case.name for case in cases] == ["EGNN bf16", "SchNet fp32"] and where == "science"
+    cases, where = training.cases_of(parser.parse_args([]))
+    assert [case.name for case in cases] == list(GUIDE_MODELS) and where == "guide"

@@ -184,7 +184,7 @@ def _before_transposing(graph: fx.Graph, product: fx.Node) -> fx.Node | None:
     if not is_tensor(left):
         return None
     if left.op == "placeholder" and is_packed(value(left).t()):
-        made = next((user for user in left.users if user < product and _transposes(user)), None)
+        made: fx.Node | None = next((user for user in left.users if user < product and _transposes(user)), None)
         if made is not None:
             return made
         with graph.inserting_before(next(node for node in graph.nodes if node.op != "placeholder")):
