@@ -38,11 +38,12 @@ class HalfProductTable:
     over_rows_step: int
     """Rows that a program of a product over rows sums per step."""
 
-    over_rows_stages: int
-    """Triton's ``num_stages`` of this program."""
+    over_rows_stages: tuple[tuple[int, int], ...]
+    """Triton's ``num_stages`` of this program, by the sum of both sides of its largest tile: shared memory has to hold
+    the steps of two products."""
 
     over_rows_warps: tuple[tuple[int, int], ...]
-    """Warps of this program, by the sum of both sides of its largest tile."""
+    """Warps of this program, by the same sum."""
 
     most_together: int
     """Most of this sum for which two products that share a launch have as many programs each as one alone. The programs
@@ -58,7 +59,7 @@ H200_HALVES = HalfProductTable(
     wide=ProductTile(128, 128, 64, 3),
     warps=4,
     over_rows_step=64,
-    over_rows_stages=4,
+    over_rows_stages=((0, 4), (192, 3)),
     over_rows_warps=((0, 4), (192, 8)),
     most_together=128,
 )

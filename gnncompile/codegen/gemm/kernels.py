@@ -43,9 +43,8 @@ def dot(a, b, total):
 def plus_product(total, a, b):
     """``total + a @ b`` in float32, of matrices of 16 bits or of float32."""
     if a.dtype == tl.float32:
-        # The parts of `b` come first. In the other order, Triton 3.6 writes wrong code for some widths.
-        b_high, b_middle, b_low = parts(b)
         a_high, a_middle, a_low = parts(a)
+        b_high, b_middle, b_low = parts(b)
         total += product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low)
     else:
         total = dot(a, b, total)
@@ -120,15 +119,21 @@ def add_product(
         x = tl.load(left + start, mask=mask, other=0.0)
         if RIGHT == "parts":
             y = right_ptr + down[:, None] * padded_columns + column[None, :]
-            x_high, x_middle, x_low = parts(x)
-            total += product_of_parts(x_high, x_middle, x_low, tl.load(y), tl.load(y + size), tl.load(y + 2 * size))
+            y_high, y_middle, y_low = tl.load(y), tl.load(y + size), tl.load(y + 2 * size)
         else:
             if RIGHT == "rows":
                 y = right_ptr + down[:, None] * columns + column[None, :]
             else:
                 y = right_ptr + down[:, None] + column[None, :] * depth
             there = (down[:, None] < depth) & (column[None, :] < columns)
-            total = plus_product(total, x, tl.load(y, mask=there, other=0.0))
+            weight = tl.load(y, mask=there, other=0.0)
+            if weight.dtype == tl.float32:
+                y_high, y_middle, y_low = parts(weight)
+        if x.dtype == tl.float32:
+            x_high, x_middle, x_low = parts(x)
+            total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
+        else:
+            total = dot(x, weight, total)
     return total
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -198,34 +198,60 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
 
     Sums are added in an order that depends only on the sizes, so equal inputs always give equal bits.
     """
-    both, dtype = [one] if other is None else [one, other], one.left.dtype
-    rows = one.left.size(0)
-    widths = [(p.left.size(1), p.right.size(1)) for p in both]
-    blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
-    tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
-    largest = max(high + wide for high, wide in blocks)
-    step, warps, programs = _summing(dtype, largest, len(both))
-    least = tuning.TILES.steps_per_share[len(both) - 1]
-    share, shares = _shares(rows, tuning.TILES.processors * programs // tiles, step, least)
-    results = [result for p in both for result in p.results]
-    partial = one.left.new_empty((shares, sum(result.numel() for result in results)), dtype=torch.float32)
-    last, units = both[-1], [[_unit(dtype, width) for width in pair] for pair in widths]
-    _over_rows(warps, dtype)(
-        tiles * shares,
-        (one.left, one.right, last.left, last.right, partial),
-        (rows, share, *(width // _unit(dtype, width) for width in (*widths[0], *widths[-1]))),
-        (
-            other is not None,
-            *(*units[0], one.sums is not None, *blocks[0]),
-            *(*units[-1], last.sums is not None, *blocks[-1]),
-            step,
-        ),
-    )
+    both = (one,) if other is None else (one, other)
+    widths = tuple((p.left.size(1), p.right.size(1), p.sums is not None) for p in both)
+    plan = _plan(one.left.dtype, one.left.size(0), widths)
+    results, last = [result for p in both for result in p.results], both[-1]
+    partial = one.left.new_empty((plan.shares, plan.size), dtype=torch.float32)
+    factors = one.left, one.right, last.left, last.right
+    plan.kernel(plan.programs, (*factors, partial), plan.numbers, plan.constants)
     _joined(partial, results)
 
 
-def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int, int]:
-    """Returns the rows per step of products over rows, the warps of a program, and the programs per multiprocessor.
+class _Plan(NamedTuple):
+    """The launch of products over rows, without its tensors.
+
+    Attributes:
+        kernel: The kernel.
+        programs: How many programs there are.
+        numbers: The numbers of the launch.
+        constants: The constants of the kernel.
+        shares: How many shares the rows are in.
+        size: The elements of the results of a share.
+    """
+
+    kernel: Kernel
+    programs: int
+    numbers: tuple[int, ...]
+    constants: tuple[Any, ...]
+    shares: int
+    size: int
+
+
+@lru_cache(maxsize=1024)
+def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], ...]) -> _Plan:
+    """Returns the launch of one product over rows, or of two: their depths, columns, and whether they sum rows."""
+    widths = [(depth, columns) for depth, columns, _ in products]
+    blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
+    tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
+    largest = max(high + wide for high, wide in blocks)
+    step, programs = _summing(dtype, largest, len(products))
+    least = tuning.TILES.steps_per_share[len(products) - 1]
+    share, shares = _shares(rows, tuning.TILES.processors * programs // tiles, step, least)
+    units = [[_unit(dtype, width) for width in pair] for pair in widths]
+    counts = [width // _unit(dtype, width) for pair in (widths[0], widths[-1]) for width in pair]
+    constants = (
+        len(products) == 2,
+        *(*units[0], products[0][2], *blocks[0]),
+        *(*units[-1], products[-1][2], *blocks[-1]),
+        step,
+    )
+    size = sum(depth * columns + depth * sums for depth, columns, sums in products)
+    return _Plan(_over_rows(dtype, largest), tiles * shares, (rows, share, *counts), constants, shares, size)
+
+
+def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int]:
+    """Returns the rows per step of products over rows, and the programs per multiprocessor.
 
     Args:
         dtype: The dtype of the matrices.
@@ -234,10 +260,8 @@ def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int,
     """
     table, halves = tuning.TILES, tuning.HALF_PRODUCTS
     if dtype not in HALVES:
-        warps, programs = (tuning.choice(given, largest) for given in (table.over_rows_warps, table.over_rows_programs))
-        return table.over_rows_step, warps, programs
-    warps = tuning.choice(halves.over_rows_warps, largest)
-    return halves.over_rows_step, warps, products if largest <= halves.most_together else 1
+        return table.over_rows_step, tuning.choice(table.over_rows_programs, largest)
+    return halves.over_rows_step, products if largest <= halves.most_together else 1
 
 
 def sums(rows: Tensor, out: Tensor) -> None:
@@ -270,10 +294,15 @@ def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
     )
 
 
-@lru_cache(maxsize=8)
-def _over_rows(warps: int, dtype: torch.dtype) -> Kernel:
-    table = tuning.HALF_PRODUCTS if dtype in HALVES else tuning.TILES
-    return Kernel(kernels.over_rows, num_warps=warps, num_stages=table.over_rows_stages)
+@lru_cache(maxsize=16)
+def _over_rows(dtype: torch.dtype, largest: int) -> Kernel:
+    """Returns the kernel of products over rows, for a largest sum of both sides of a tile."""
+    table, halves = tuning.TILES, tuning.HALF_PRODUCTS
+    if dtype in HALVES:
+        warps, stages = (tuning.choice(given, largest) for given in (halves.over_rows_warps, halves.over_rows_stages))
+    else:
+        warps, stages = tuning.choice(table.over_rows_warps, largest), table.over_rows_stages
+    return Kernel(kernels.over_rows, num_warps=warps, num_stages=stages)
 
 
 @lru_cache(maxsize=4)
