@@ -36,6 +36,7 @@ from gnncompile.passes.post_grad import (
     order_exchanges,
     overlap_exchanges,
     round_compared,
+    share_conversions,
     walk_own_edges_first,
 )
 from gnncompile.passes.pre_grad import (
@@ -150,6 +151,7 @@ POST_GRAD: tuple[Pass, ...] = (
     _after(lower_gemm, "products"),
     _after(fuse_gemm_pairs, "products"),
     _after(copy_weights),
+    _after(share_conversions),
     _after(join_products, "products"),
     _after(delay_row_sums),
     _after(cpu_gradients),

@@ -1,0 +1,124 @@
+"""Conversions of parameters and of their gradients share launches. Runs after differentiation, on each graph.
+
+Before: ``mm(x, convert(w)); mm(y, convert(v))``; ``return convert(dw), convert(dv)``
+After:  ``copies = matrix_copies([w, v], ...)``, where the graph begins; ``return matrix_copies([dw, dv], ...)``
+Why it pays: under autocast each layer converts its weight and its bias, and each gradient is converted back. Inductor
+makes a kernel of each conversion that no arithmetic follows. The host takes longer to launch it than the GPU to run it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile._compat import aoti
+from gnncompile.codegen.matrix_view import View
+from gnncompile.device import device_of
+from gnncompile.passes.analysis import aten, drop_unused, is_packed, own, value
+
+_CONVERT = torch.ops.prims.convert_element_type.default
+_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+_VIEWS = (aten.permute.default, aten.t.default, aten.view.default, aten.reshape.default)
+_KERNELS = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten._addmm_activation.default,
+    aten.bmm.default,
+    own.add_product.default,
+    own.product.default,
+    own.sum_of_products.default,
+    own.product_over_rows.default,
+    own.product_and_sums_over_rows.default,
+    own.two_products_over_rows.default,
+    own.region.default,
+)
+"""Operations that Inductor does not fuse with a conversion before or behind them."""
+_LARGEST = 2**18
+"""The most elements of a parameter. A conversion of a larger one takes longer than its launch."""
+_MOST = 16
+"""The most conversions of one launch."""
+
+
+def run(graph: fx.Graph) -> None:
+    """Rewrites the graph in place."""
+    if aoti.current_build() is not None:  # the parameters of a package are constants
+        return
+    drop_unused(graph)
+    conversions = graph.find_nodes(op="call_function", target=_CONVERT)
+    small = [node for node in conversions if _is_small(node)]
+    parameters = [node for node in small if node.args[0].op == "placeholder" and _is_stored(node)]
+    gradients = [node for node in small if _is_gradient(node)]
+    first = next(node for node in graph.nodes if node.op != "placeholder" and node not in parameters)
+    (output,) = graph.find_nodes(op="output")
+    _share(graph, parameters, first)
+    _share(graph, gradients, output)
+
+
+def _is_small(node: Any) -> bool:
+    """Whether a node converts a small vector or matrix of a known size, whose rows or columns lie together."""
+    source = value(node.args[0])
+    if {source.dtype, value(node).dtype} - set(_TYPES) or source.dim() not in (1, 2):
+        return False
+    if not all(isinstance(size, int) for size in source.shape) or not 0 < math.prod(source.shape) <= _LARGEST:
+        return False
+    lies_together = is_packed(source) or (source.dim() == 2 and is_packed(source.t()))
+    return lies_together and device_of(source.device).runs_triton
+
+
+def _is_stored(node: fx.Node) -> bool:
+    """Whether a kernel that is not Inductor's reads a tensor or its views, or the graph returns it."""
+    return any(
+        user.op == "output" or user.target in _KERNELS or (user.target in _VIEWS and _is_stored(user))
+        for user in node.users
+    )
+
+
+def _is_gradient(node: fx.Node) -> bool:
+    """Whether the graph returns the conversion of what a kernel made that is not Inductor's."""
+    made_by: Any = node.args[0]
+    while made_by.target in _VIEWS or made_by.target is operator.getitem:
+        made_by = made_by.args[0]
+    return made_by.target in _KERNELS and all(user.op == "output" for user in node.users)
+
+
+def _share(graph: fx.Graph, conversions: list[fx.Node], place: fx.Node) -> None:
+    """Replaces conversions by copies that are made before the node `place`."""
+    for kind in dict.fromkeys((value(node).dtype, value(node).device) for node in conversions):
+        alike = [node for node in conversions if (value(node).dtype, value(node).device) == kind]
+        for at in range(0, len(alike), _MOST):
+            if len(alike[at:]) > 1:
+                _convert(graph, alike[at : at + _MOST], place)
+
+
+def _convert(graph: fx.Graph, conversions: list[Any], place: fx.Node) -> None:
+    sources = [node.args[0] for node in conversions]
+    views = [_view(value(source)) for source in sources]
+    dtype = value(conversions[0]).dtype
+    with graph.inserting_before(place):
+        made = graph.call_function(own.matrix_copies.default, (sources, _numbers(views), dtype))
+        made.meta["val"] = [value(node).new_empty(view[:2]) for node, view in zip(conversions, views, strict=True)]
+        for at, node in enumerate(conversions):
+            result = graph.call_function(operator.getitem, (made, at))
+            result.meta["val"] = made.meta["val"][at]
+            if value(node).dim() == 1:
+                result = graph.call_function(aten.reshape.default, (result, [value(node).size(0)]))
+            result.meta = {**node.meta, "val": value(node).new_empty(value(node).shape)}
+            node.replace_all_uses_with(result)
+            graph.erase_node(node)
+
+
+def _view(source: torch.Tensor) -> View:
+    """Returns a vector as a row, and a matrix as it lies in memory."""
+    if source.dim() == 1:
+        return View(1, source.size(0), source.size(0), 1, 0)
+    rows, columns = source.shape
+    return View(rows, columns, columns, 1, 0) if is_packed(source) else View(rows, columns, 1, rows, 0)
+
+
+def _numbers(views: Iterable[View]) -> list[int]:
+    return [number for view in views for number in view]
