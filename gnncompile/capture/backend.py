@@ -357,14 +357,16 @@ class _OwnPasses(OwnPass):
     """Passes of gnncompile's within Inductor.
 
     The uuid puts a hash of our sources into the key of Inductor's caches, so a new version never reads an old gradient.
+    It holds the dtypes of autocast too: torch 2.11 takes a graph from its cache that was made for another dtype.
     """
 
     def __init__(self, options: Options) -> None:
         self.options, self.keeps_memory = options, options.keep_memory
 
     def uuid(self) -> str:
-        """The part of Inductor's cache key: a hash of our sources, and the options."""
-        return f"{sources_hash()} {self.options!r}"
+        """The part of Inductor's cache key: a hash of our sources, the options, and autocast's dtypes."""
+        types = {kind: torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)}
+        return f"{sources_hash()} {self.options!r} {types}"
 
 
 class BeforeDivision(_OwnPasses):

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from gnncompile._compat import inductor
+from gnncompile.capture.backend import AfterDifferentiation
 from gnncompile.exc import UnsupportedRegion
+from gnncompile.options import DEFAULTS
 from gnncompile.runtime import launch
 from tests.harness import forget_kernels
 
@@ -98,6 +100,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     forget_kernels()
     launch.prepare.cache_clear()
     launch._build.cache_clear()
+
+
+def test_a_graph_is_kept_for_the_dtype_of_autocast_that_it_was_made_for():
+    """torch 2.11 by itself takes a graph for bfloat16 from its cache under autocast to float16."""
+    keys = {AfterDifferentiation(DEFAULTS).uuid()}
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype):
+            keys.add(AfterDifferentiation(DEFAULTS).uuid())
+    assert len(keys) == 3
 
 
 def test_kernels_that_were_started_are_made_once(made: list[str]):
