@@ -104,7 +104,8 @@ def test_all_weights_of_a_graph_are_copied_at_once(
     close = 1e-4 if precision == "float32" else 1e-1
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() <= close * (1 + b.norm())
-    assert len(launches) == 2  # one in the forward, one in the backward
+    # One in the forward, one in the backward. Under autocast one of each converts what no region reads.
+    assert len(launches) == (4 if precision == "autocast" else 2)
     assert min(launches) >= 2
 
 

@@ -231,6 +231,6 @@ def test_models(rows: int, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         results.append([out.detach(), given.grad, *(p.grad for p in model.parameters())])
     assert calls == ({"by_rows", "over_rows"} if own else set())
     assert any("write_product(" in text for text in code) is own
-    assert any("write_product_over_rows(" in text for text in code) is own
+    assert any("write_two_products_over_rows(" in text for text in code) is own
     for found, right in zip(results[1], results[0], strict=True):
         near(found, right)
