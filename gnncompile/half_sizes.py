@@ -63,4 +63,4 @@ H200_HALVES = HalfProductTable(
     over_rows_warps=((0, 4), (192, 8)),
     most_together=128,
 )
-"""NVIDIA H200. Its times are in ``benchmarks/results/nvidia-h200/half-products.txt``."""
+"""NVIDIA H200. ``python -m benchmarks products`` compares them with the library: see ``benchmarks/results/nvidia-h200/products.txt``."""
