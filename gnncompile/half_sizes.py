@@ -63,4 +63,5 @@ H200_HALVES = HalfProductTable(
     over_rows_warps=((0, 4), (192, 8)),
     most_together=128,
 )
-"""NVIDIA H200. ``python -m benchmarks products`` compares them with the library: see ``benchmarks/results/nvidia-h200/products.txt``."""
+"""NVIDIA H200. ``python -m benchmarks products`` compares these kernels with the library's; its times are in
+``benchmarks/results/nvidia-h200/products-cuda.json``."""
