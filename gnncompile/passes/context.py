@@ -178,14 +178,18 @@ class Context:
         """Adds a call at the current insertion point, with its fake value and the user's line of `like`."""
         node = self.graph.call_function(target, args, kwargs)
         self.find_value(node)
-        if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
-            self.needs_grad.add(node)
+        self._mark_gradient(node)
         if like is not None:
             node.meta["origins"] = origins(like)
             node.meta.update({name: like.meta[name] for name in _HANDED_ON if name in like.meta})
             if like in self.__dict__.get("switches", ()):  # read already
                 self.switches[node] = self.switches[like]
         return node
+
+    def _mark_gradient(self, node: fx.Node) -> None:
+        """Adds a new node to :attr:`needs_grad` if a gradient flows through it."""
+        if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
+            self.needs_grad.add(node)
 
     def in_dtype_of(self, node: fx.Node, other: fx.Node) -> fx.Node:
         """Returns a node in the dtype of another one, at the current insertion point.
@@ -226,6 +230,7 @@ class Context:
                 return made
             if inner.op != "placeholder":
                 copies[inner] = self.graph.node_copy(inner, lambda n: copies[n])
+                self._mark_gradient(copies[inner])
                 if like is not None:
                     copies[inner].meta["origins"] = origins(like)
                     if "stack_trace" in like.meta:

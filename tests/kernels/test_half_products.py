@@ -336,6 +336,25 @@ def test_where_the_library_computes(
     assert ("write_products_of_same_rows" in "".join(codes)) == ours
 
 
+def test_weights_with_gaps_are_not_joined(on_tensor_cores: None):
+    """The kernel takes weights whose rows or columns lie together. One that is a view of a large parameter has gaps."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.large = nn.Parameter(torch.randn(1024, 1024) / 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            one, two = self.large[:32, :32], self.large[32:64, 64:96]
+            return nn.functional.linear(x, one).tanh() * nn.functional.linear(x, two)
+
+    model, x = Model().to(DEVICE, torch.bfloat16), _matrix(torch.bfloat16, 9, 32)
+    with torch.no_grad():
+        found, codes = run_and_get_code(gnncompile.compile(model), x)
+        torch.testing.assert_close(found, model(x), rtol=3e-2, atol=3e-2)
+    assert "write_products_of_same_rows" not in "".join(codes)
+
+
 @pytest.mark.parametrize("regions", [0, 1, 2, 3])
 def test_a_result_is_not_made_long_before_it_is_read(regions: int, on_tensor_cores: None):
     """A product waits for its turn if more than one region lies in between. The last region reads the product."""

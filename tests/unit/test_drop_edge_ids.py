@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, GINEConv, PNAConv, SAGEConv, TransformerConv
+from torch_geometric.utils import scatter
 
 import gnncompile
 from gnncompile.capture.compile import callable_of
@@ -92,6 +93,29 @@ def test_gradients_of_gradients_keep_them() -> None:
     compiled = gnncompile.compile(SAGEConv(C, C), options={"double_backward": True})
     compiled(torch.randn(9, C), torch.randint(9, (2, 31))).sum().backward()
     assert 0 not in kept(compiled)
+
+
+@pytest.mark.parametrize("reduce", ["mul", "min", "mean"])
+def test_a_region_reads_a_reduction_that_is_none(reduce: str) -> None:
+    """Torch's operations compute a product of rows. A gradient flows through them as through a region."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = GINEConv(nn.Linear(C, C), edge_dim=C)
+
+        def forward(self, w: Tensor, edge_index: Tensor, nodes: int) -> Tensor:
+            return self.conv(scatter(w, edge_index[1], 0, nodes, reduce), edge_index, w)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model, edge_index = Model(), torch.randint(9, (2, 31))
+    w = torch.randn(31, C, requires_grad=True)
+    results = []
+    for run in (gnncompile.compile(model, fullgraph=True), model):
+        out = run(w, edge_index, 9)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [w, *model.parameters()])])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def weighed(shape: tuple[int, int]) -> Region:

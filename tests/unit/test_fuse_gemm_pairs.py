@@ -54,6 +54,12 @@ def kept_for_nothing_else(dy: Tensor, h: Tensor, x: Tensor) -> list[Tensor]:
     return [own.product_over_rows(dy, h), own.product_over_rows(dy.relu(), x)]
 
 
+def kept_for_later(dy: Tensor, h: Tensor, x: Tensor) -> list[Tensor]:
+    """The first product may wait, since h is read later anyway."""
+    first = own.product_over_rows(dy, h)
+    return [first, own.product_over_rows(dy.relu(), x), h.exp()]
+
+
 def used_before(dy: Tensor, h: Tensor, x: Tensor) -> list[Tensor]:
     dv = own.product_over_rows(dy, h)
     dh = own.product(dy, x[:4], None, h, False, False)
@@ -144,6 +150,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[int], int, int]] = {
     "three": (three, (7, 7, 7), 1, 1),
     "of other rows": (of_other_rows, (7, 7, 9, 9), 1, 1),
     "kept for nothing else": (kept_for_nothing_else, (7, 7, 7), 0, 2),
+    "kept for later": (kept_for_later, (7, 7, 7), 1, 0),
     "used before": (used_before, (7, 7, 7), 0, 2),
     "of the first": (of_the_first, (7, 7), 0, 2),
 }
@@ -170,6 +177,13 @@ def test_products_on_two_gpus_stay_apart() -> None:
     with FakeTensorMode():
         given = [torch.empty(7, 4, device=f"cuda:{k}") for k in (0, 0, 1, 1)]
         gm = make_fx(lambda a, b, c, d: [own.product_over_rows(a, b), own.product_over_rows(c, d)])(*given)
+    fuse_gemm_pairs.run(gm.graph)
+    assert not gm.graph.find_nodes(op="call_function", target=own.two_products_over_rows.default)
+
+
+def test_products_of_two_dtypes_stay_apart() -> None:
+    given = [torch.randn(7, 4, dtype=dtype) for dtype in (torch.float32, torch.float32, torch.bfloat16, torch.bfloat16)]
+    gm = make_fx(lambda a, b, c, d: [own.product_over_rows(a, b), own.product_over_rows(c, d)])(*given)
     fuse_gemm_pairs.run(gm.graph)
     assert not gm.graph.find_nodes(op="call_function", target=own.two_products_over_rows.default)
 

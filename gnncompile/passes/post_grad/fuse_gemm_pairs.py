@@ -63,7 +63,7 @@ def _sum_up(graph: fx.Graph, first: Any, second: Any) -> None:
 def _may_meet(first: fx.Node, second: fx.Node) -> bool:
     """Whether two products are over the same number of rows and can share a launch without keeping a matrix longer."""
     one, other = (value(product.all_input_nodes[0]) for product in (first, second))
-    if one.device != other.device or not same_size(one.shape[0], other.shape[0]):
+    if (one.device, one.dtype) != (other.device, other.dtype) or not same_size(one.shape[0], other.shape[0]):
         return False
     if _is_ready(second, first):
         return True

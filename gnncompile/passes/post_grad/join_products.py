@@ -50,7 +50,10 @@ def _kind(node: fx.Node) -> Hashable | None:
         return None
     if added is not None and value(added).dim() != 1:
         return None
-    return left, tuple(value(right).shape), is_packed(value(right))
+    weight = value(right)
+    if not is_packed(weight) and not is_packed(weight.t()):  # the kernel takes no gaps between rows
+        return None
+    return left, tuple(weight.shape), is_packed(weight)
 
 
 def _may_join(first: fx.Node, node: fx.Node) -> bool:
