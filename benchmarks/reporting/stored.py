@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 Record = dict[str, Any]
 
-CASE = ("suite", "graph", "model", "case", "order", "dtype", "width", "clients")
+CASE = ("suite", "graph", "model", "case", "shape", "product", "order", "dtype", "width", "clients")
 """Columns that name a case; each benchmark has some of them."""
 
 
