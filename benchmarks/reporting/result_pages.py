@@ -7,7 +7,6 @@ from benchmarks.reporting.stored import Record, Stored
 
 QUANTITIES = {
     "median_ms": "median ms",
-    "median_us": "median microseconds",
     "us": "us per call",
     "p50_us": "median microseconds of an answer",
     "p99_us": "microseconds within which 99 of 100 answers come",
