@@ -79,13 +79,15 @@ def test_sum_of_two(widths: tuple[int, int, int], transposed: tuple[bool, bool],
 
 
 @halves
-@pytest.mark.parametrize("many", [1, 2, 3, 4])
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 24), (130, 64, 64), (70, 128, 128), (260, 40, 96)])
-@pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("biased", [0, 0b1111, 0b0101, 0b0010])
+@pytest.mark.parametrize(
+    ("many", "biased", "transposed"),
+    [(1, 1, True), (2, 0b11, False), (2, 0b01, True), (3, 0b010, False), (4, 0b1111, True), (4, 0, False)],
+)
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 24), (130, 64, 64), (260, 40, 128)])
 def test_side_by_side(
-    many: int, rows: int, depth: int, columns: int, transposed: bool, biased: int, dtype: torch.dtype
+    many: int, biased: int, transposed: bool, rows: int, depth: int, columns: int, dtype: torch.dtype
 ):
+    """Bit `k` of `biased` tells whether product `k` has a row to add."""
     torch.manual_seed(0)
     left = _matrix(dtype, rows, depth)
     weights = [_matrix(dtype, columns, depth) for _ in range(many)]
