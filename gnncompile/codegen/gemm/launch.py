@@ -181,8 +181,9 @@ class OverRows(NamedTuple):
     Attributes:
         left: ``[rows, depth]``, contiguous, float32 or of 16 bits.
         right: ``[rows, columns]``, contiguous, of the same dtype.
-        out: ``[depth, columns]``, contiguous, of the same dtype, for the product.
-        sums: ``[depth]``, contiguous, of the same dtype, for ``left.sum(0)``; None if the sum is not needed.
+        out: ``[depth, columns]``, contiguous, for the product. All results of a launch have one floating dtype, which may
+            differ from that of the matrices.
+        sums: ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
     """
 
     left: Tensor
