@@ -181,8 +181,8 @@ class OverRows(NamedTuple):
     Attributes:
         left: ``[rows, depth]``, contiguous, float32 or of 16 bits.
         right: ``[rows, columns]``, contiguous, of the same dtype.
-        out: ``[depth, columns]``, contiguous, for the product. All results of a launch have one floating dtype, which may
-            differ from that of the matrices.
+        out: ``[depth, columns]``, contiguous, for the product. All results of a launch have one floating dtype, that of
+            the matrices or another one.
         sums: ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
     """
 
