@@ -338,6 +338,30 @@ def test_where_the_library_computes(
     assert ("write_products_of_same_rows" in "".join(codes)) == ours
 
 
+@pytest.mark.parametrize("kind", ["stored transposed", "read transposed", "alike"])
+def test_weights_that_lie_in_different_ways(kind: str, on_tensor_cores: None):
+    """Under autocast, the strides of a converted weight are known for certain only when it is there."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            first = torch.randn(32, 32) / 6
+            self.first = nn.Parameter(first.t() if kind == "stored transposed" else first)
+            self.second = nn.Parameter(torch.randn(32, 32) / 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.first.t() if kind == "read transposed" else self.first
+            return nn.functional.linear(x, weight).tanh() * (x @ self.second)
+
+    torch.manual_seed(0)
+    model, x = Model().to(DEVICE), torch.randn(70, 32, device=DEVICE, requires_grad=True)
+    exact = _step(copy.deepcopy(model).double(), None, x.detach().double().requires_grad_())
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = _step(model, gnncompile.compile(model), x)
+    for a, b in zip(found, exact, strict=True):
+        assert float((a.double() - b).norm()) <= 2e-2 * float(b.norm())
+
+
 def test_weights_with_gaps_are_not_joined(on_tensor_cores: None):
     """The kernel takes weights whose rows or columns lie together. One that is a view of a large parameter has gaps."""
 

@@ -92,7 +92,7 @@ def test_many_conversions_take_several_launches():
         found, codes = run_and_get_code(lambda: _step(model, gnncompile.compile(model), x))
         for a, b in zip(found, _step(model, model, x), strict=True):
             torch.testing.assert_close(a, b, rtol=3e-2, atol=3e-2 * float(b.abs().max()))
-    assert [_converted(code) for code in codes] == [[16, 2], [9]]  # sums for biases are Inductor's
+    assert [_converted(code) for code in codes] == [[16, 2], []]  # narrow gradients are the library's
 
 
 def test_autocast_within_a_model_with_a_graph():

@@ -24,12 +24,7 @@ from gnncompile.passes.analysis import aten, drop_unused, is_packed, own, value
 _CONVERT = torch.ops.prims.convert_element_type.default
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _VIEWS = (aten.permute.default, aten.t.default, aten.view.default, aten.reshape.default)
-_KERNELS = (
-    aten.mm.default,
-    aten.addmm.default,
-    aten._addmm_activation.default,
-    aten.bmm.default,
-    own.add_product.default,
+_OURS = (
     own.product.default,
     own.sum_of_products.default,
     own.product_over_rows.default,
@@ -37,7 +32,15 @@ _KERNELS = (
     own.two_products_over_rows.default,
     own.region.default,
 )
-"""Operations that Inductor does not fuse with a conversion before or behind them."""
+_KERNELS = (
+    aten.mm.default,
+    aten.addmm.default,
+    aten._addmm_activation.default,
+    aten.bmm.default,
+    own.add_product.default,
+    *_OURS,
+)
+"""Operations that Inductor does not fuse with a conversion before or behind them; the kernels of some are ours."""
 _LARGEST = 2**18
 """The most elements of a parameter. A conversion of a larger one takes longer than its launch."""
 _MOST = 16
@@ -60,14 +63,16 @@ def run(graph: fx.Graph) -> None:
 
 
 def _is_small(node: Any) -> bool:
-    """Whether a node converts a small vector or matrix of a known size, whose rows or columns lie together."""
+    """Whether a node converts a small vector or matrix of a known size, which lies in memory row after row.
+
+    The conversion of another one has its strides, and views of it have been told so.
+    """
     source = value(node.args[0])
     if {source.dtype, value(node).dtype} - set(_TYPES) or source.dim() not in (1, 2):
         return False
     if not all(isinstance(size, int) for size in source.shape) or not 0 < math.prod(source.shape) <= _LARGEST:
         return False
-    lies_together = is_packed(source) or (source.dim() == 2 and is_packed(source.t()))
-    return lies_together and device_of(source.device).runs_triton
+    return is_packed(source) and device_of(source.device).runs_triton
 
 
 def _is_stored(node: fx.Node) -> bool:
@@ -79,11 +84,11 @@ def _is_stored(node: fx.Node) -> bool:
 
 
 def _is_gradient(node: fx.Node) -> bool:
-    """Whether the graph returns the conversion of what a kernel made that is not Inductor's."""
+    """Whether the graph returns the conversion of what a kernel of ours made: its memory is laid out for certain."""
     made_by: Any = node.args[0]
     while made_by.target in _VIEWS or made_by.target is operator.getitem:
         made_by = made_by.args[0]
-    return made_by.target in _KERNELS and all(user.op == "output" for user in node.users)
+    return made_by.target in _OURS and all(user.op == "output" for user in node.users)
 
 
 def _share(graph: fx.Graph, conversions: list[fx.Node], place: fx.Node) -> None:
@@ -113,11 +118,9 @@ def _convert(graph: fx.Graph, conversions: list[Any], place: fx.Node) -> None:
 
 
 def _view(source: torch.Tensor) -> View:
-    """Returns a vector as a row, and a matrix as it lies in memory."""
-    if source.dim() == 1:
-        return View(1, source.size(0), source.size(0), 1, 0)
-    rows, columns = source.shape
-    return View(rows, columns, columns, 1, 0) if is_packed(source) else View(rows, columns, 1, rows, 0)
+    """Returns a matrix as it lies in memory, and a vector as a row."""
+    rows, columns = source.shape if source.dim() == 2 else (1, source.size(0))
+    return View(rows, columns, columns, 1, 0)
 
 
 def _numbers(views: Iterable[View]) -> list[int]:
