@@ -44,7 +44,8 @@ class Options:
         True,
         "Compute float32 products of many rows on [tensor cores](sharp-edges.md#what-differs-from-eager), in bfloat16 "
         "parts, on H100 and H200: more accurate than the library's float32. Where the user allows TensorFloat32, the "
-        "library computes them, faster and far less accurately. On AMD CPUs with 512-bit vectors, use these.",
+        "library computes them, faster and far less accurately. In 16 bits, narrow products share launches there. "
+        "On AMD CPUs with 512-bit vectors, use these.",
     )
     hoist: bool = _option(True, "Build graph structure once per distinct graph, outside of the step.")
     mask_self_loops: bool = _option(True, "Remove self loops by masks, without a device sync.")

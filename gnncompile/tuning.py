@@ -1,9 +1,9 @@
 """The numbers that were tuned by measurement: sizes of tiles and steps, and sizes from which another way is faster.
 
 :data:`TILES` has those of GPUs, :data:`HALF_PRODUCTS` those of GPUs' 16-bit products, and :data:`LOOPS` those of C++
-kernels. They change how fast results come, and the
-order in which numbers are added; so they are no options of users (:mod:`gnncompile.options`). Numbers that a format, a
-kind of hardware or correctness dictates stand beside the code that uses them.
+kernels. They change how fast results come, and the order in which numbers are added; so they are no options of users
+(:mod:`gnncompile.options`). Numbers that a format, a kind of hardware or correctness dictates stand beside the code
+that uses them.
 
 To tune for another kind of device, measure (``python -m benchmarks tiles``), and make another instance of the table.
 """

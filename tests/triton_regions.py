@@ -51,6 +51,16 @@ def home(which: str) -> str:
     return DEVICE if which == "triton" else "cpu"
 
 
+@pytest.fixture
+def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products go to the kernels too, on whatever device there is."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
+    if DEVICE == "cuda":
+        tune(monkeypatch, capability=torch.cuda.get_device_capability())
+    torch._dynamo.reset()
+
+
 @pytest.fixture(params=[pytest.param(DEVICE, marks=GPU)])
 def device(request: pytest.FixtureRequest) -> str:
     if not HAS_GPU and isinstance(triton.language.sum, triton.JITFunction):

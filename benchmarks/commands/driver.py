@@ -1,6 +1,7 @@
 """Shared parts of the subcommands that measure cases: options, the loop over the cases, and the files of results."""
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from benchmarks.cases.names import UnknownNameError
 from benchmarks.cases.registry import Case
 from benchmarks.measuring import environment
 from benchmarks.measuring.comparison import Options, Row, run_case
@@ -66,6 +68,18 @@ def options(args: argparse.Namespace, **others: Any) -> Options:
         return how
     seconds, rounds = (min(args.seconds, 0.3), min(args.rounds, 2)) if args.quick else (args.seconds, args.rounds)
     return replace(how, seconds=seconds, rounds=rounds)
+
+
+def device_of_triton(args: argparse.Namespace) -> torch.device:
+    """Returns the device of the command line, which must run Triton's kernels, if only in Triton's interpreter.
+
+    Raises:
+        UnknownNameError: the device is no GPU, and kernels are not interpreted.
+    """
+    device = torch.device(args.device)
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UnknownNameError(f"device: got {device}, expected cuda (or TRITON_INTERPRET=1, where times say nothing)")
+    return device
 
 
 def _facts(args: argparse.Namespace, device: torch.device) -> dict[str, str]:

@@ -5,14 +5,12 @@ on a CPU, but the times mean nothing there.
 """
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from benchmarks.cases.names import UnknownNameError
 from benchmarks.commands import driver
 from benchmarks.measuring import measure
 from benchmarks.reporting import tables
@@ -65,14 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a product is wrong."""
-    device, budget = torch.device(args.device), driver.Budget(args.budget)
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UnknownNameError(f"device: got {device}, expected cuda (or TRITON_INTERPRET=1, where times say nothing)")
+    device, how, budget = driver.device_of_triton(args), driver.options(args), driver.Budget(args.budget)
     shapes = [_shape(text, dtype) for text in args.shapes.split(",") for dtype in args.dtypes.split(",")]
 
     def measure_shape(shape: Shape, progress: driver.Progress) -> tuple[str, driver.Records]:
         progress("products")
-        records = measure_products(shape, device, args.seconds, args.rounds)
+        records = measure_products(shape, device, how.seconds, how.rounds)
         return format_shape(records), records
 
     return driver.run(args, f"products-{device.type}", shapes, measure_shape, budget=budget)
@@ -87,12 +83,10 @@ def measure_products(shape: Shape, device: torch.device, seconds: float, rounds:
     """Checks and times each product of a shape, ours beside the library's."""
     records: driver.Records = []
     for product, (ours, library, expected) in _calls(shape, device).items():
-        errors = {}
-        for name, call in (("ours", ours), ("library", library)):
-            errors[name] = _error(call(), expected)
+        calls = {"ours": ours, "library": library}
+        errors = {name: _error(call(), expected) for name, call in calls.items()}
         time = measure.queued if device.type == "cuda" else measure.interleaved
-        timings = time({"ours": ours, "library": library}, device, seconds, rounds)
-        for name, timing in timings.items():
+        for name, timing in time(calls, device, seconds, rounds).items():
             records.append(
                 {
                     "shape": shape.name,

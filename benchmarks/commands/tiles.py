@@ -7,7 +7,6 @@ CPU, but the times mean nothing there.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 import gnncompile
-from benchmarks.cases.names import UnknownNameError
 from benchmarks.cases.nested import tensors as tensors_of
 from benchmarks.cases.registry import Case, select
 from benchmarks.commands import driver
@@ -80,9 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a chosen tile failed."""
-    device = torch.device(args.device)
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UnknownNameError(f"device: got {device}, expected cuda (or TRITON_INTERPRET=1, where times say nothing)")
+    device = driver.device_of_triton(args)
     suite = SUITES[args.suite]
     graph = args.graph or suite.graph
     cases = select(args.suite, graph, args.layers.split(",") if args.layers else None, suite.orders[-1:])

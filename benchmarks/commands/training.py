@@ -21,6 +21,7 @@ from benchmarks.cases.registry import GUIDE_MODELS, Case, select
 from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.measuring import counting, measure
+from benchmarks.measuring.check import to_double
 from benchmarks.measuring.comparison import Options
 from benchmarks.measuring.losses import TOLERANCE, Loss, Make, Outcome, check, plain_loop, whole_step
 from benchmarks.reporting import stored, tables
@@ -143,7 +144,7 @@ def run_training(
     task = task_of(case, copy.deepcopy(model), inputs, how.seed + 2)
     progress("losses in float64")
     exact = plain_loop(lambda m: m)(copy.deepcopy(model).double(), task.loss)
-    double = tuple(map_tensors(_doubled, given) for given in inputs)
+    double = tuple(map_tensors(to_double, given) for given in inputs)
     expected = torch.stack([exact(double, task.target) for _ in range(CHECKED_STEPS)])
     del exact, double
     measure.free(device)
@@ -169,10 +170,6 @@ def run_training(
         result.device_ms = alone[result.row.name].median if result.row.name in alone else None
     progress("")
     return results
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _first_losses(step: Callable[[], Tensor]) -> Tensor:

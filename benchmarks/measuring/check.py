@@ -58,7 +58,7 @@ class Reference:
 
     def __init__(self, model: nn.Module, inputs: tuple[Any, ...], weights: Tensor) -> None:
         double = copy.deepcopy(model).double()
-        step = Step(double, double, tuple(map_tensors(_to_double, value) for value in inputs), weights.double())
+        step = Step(double, double, tuple(map_tensors(to_double, value) for value in inputs), weights.double())
         step()
         self.weights = weights
         self.exact = step.results()
@@ -116,7 +116,8 @@ class Reference:
         return ""
 
 
-def _to_double(tensor: Tensor) -> Tensor:
+def to_double(tensor: Tensor) -> Tensor:
+    """Returns a floating-point tensor in float64, with a gradient if the tensor needs one; others as they are."""
     if tensor.is_floating_point():
         return tensor.detach().double().requires_grad_(tensor.requires_grad)
     return tensor

@@ -98,7 +98,7 @@ def write_products_of_same_rows(
         added: ``[columns]`` each, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
-    if _pays(outs[0], left.size(1)) and _lie_alike(rights) and _can(left):
+    if _pays(outs[0], left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.side_by_side(left, rights, added, outs)
@@ -172,12 +172,6 @@ def _pays(out: Tensor, depth: int) -> bool:
     """Whether our product with a weight is faster than the library's."""
     tiles = tuning.TILES
     return out.numel() >= tiles.least_product and out.numel() * depth >= tiles.least_by_rows
-
-
-def _lie_alike(weights: Sequence[Tensor]) -> bool:
-    """Whether weights of one shape lie in memory the same way, without gaps. Only their strides at run time tell."""
-    first, strides = weights[0], weights[0].stride()
-    return (first.is_contiguous() or first.t().is_contiguous()) and all(w.stride() == strides for w in weights)
 
 
 def _pays_over_rows(left: Tensor, right: Tensor, sums: Tensor | None) -> bool:

@@ -22,6 +22,7 @@ from tests.harness import tune, tune_halves
 from tests.triton_regions import DEVICE, INF, NAN
 
 pytestmark = triton_regions.INTERPRETED
+on_tensor_cores = triton_regions.on_tensor_cores
 
 HALVES = [torch.bfloat16, torch.float16]
 ROUNDED = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
@@ -98,6 +99,18 @@ def test_side_by_side(
     for right, row, out in zip(rights, added, outs, strict=True):
         more = 0 if row is None else row.double()
         _check(out, left.double() @ right.double() + more, left.double().abs() @ right.double().abs() + abs(more))
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+def test_weights_of_any_strides_side_by_side(gaps: bool):
+    """Those that lie in different ways, or with gaps, are multiplied one by one."""
+    torch.manual_seed(0)
+    left, dtype = _matrix(torch.bfloat16, 70, 32), torch.bfloat16
+    rights = [_matrix(dtype, 32, 64)[:, ::2] if gaps else _matrix(dtype, 32, 32).t(), _matrix(dtype, 32, 32)]
+    outs = [_empty(dtype, 70, 32) for _ in rights]
+    launch.side_by_side(left, rights, [None, None], outs)
+    for right, out in zip(rights, outs, strict=True):
+        _check(out, left.double() @ right.double(), left.double().abs() @ right.double().abs())
 
 
 @halves
@@ -269,16 +282,6 @@ class _Heads(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.last((self.one(x).sigmoid() * self.two(x) + self.three(x)).tanh())
         return out
-
-
-@pytest.fixture
-def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products go to the kernels too, on whatever device there is."""
-    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
-    if DEVICE == "cuda":
-        tune(monkeypatch, capability=torch.cuda.get_device_capability())
-    torch._dynamo.reset()
 
 
 def _step(model: nn.Module, run: Any, x: Tensor) -> list[Tensor]:

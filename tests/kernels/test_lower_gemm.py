@@ -27,19 +27,10 @@ from tests.harness import tune
 from tests.triton_regions import DEVICE
 
 pytestmark = triton_regions.INTERPRETED
+on_tensor_cores = triton_regions.on_tensor_cores
 
 BY_ROWS = re.compile(r"write_(?:product|sum_of_products)\((.*)\)")
 OVER_ROWS, TWO_OVER_ROWS = (re.compile(rf"write_{name}_over_rows\((.*)\)") for name in ("product", "two_products"))
-
-
-@pytest.fixture
-def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small products go to the kernels too, on whatever device there is."""
-    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
-    tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
-    if DEVICE == "cuda":
-        tune(monkeypatch, capability=torch.cuda.get_device_capability())
-    torch._dynamo.reset()
 
 
 class _Graph(nn.Module):

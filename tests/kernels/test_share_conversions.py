@@ -13,7 +13,7 @@ from torch._inductor.utils import run_and_get_code
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.passes.post_grad import share_conversions
+from gnncompile.passes.matrix_copies import LARGEST
 from tests.triton_regions import DEVICE
 
 pytestmark = triton_regions.INTERPRETED
@@ -28,7 +28,7 @@ class _Layers(nn.Module):
         super().__init__()
         self.one, self.two = nn.Linear(8, 24), nn.Linear(24, 8, bias=False)
         self.scale = nn.Parameter(torch.rand(24) + 0.5)
-        self.large = nn.Parameter(torch.randn(8, share_conversions._LARGEST // 8 + 1) / 512)
+        self.large = nn.Parameter(torch.randn(8, LARGEST // 8 + 1) / 512)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.two(self.one(x) * self.scale.to(torch.bfloat16)).tanh()

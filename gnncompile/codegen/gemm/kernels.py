@@ -170,8 +170,8 @@ def by_rows(
 ):
     """``left @ right + added``: ``[rows, depth] @ [depth, columns]``. TWO: plus the product of two other matrices.
 
-    Depths and columns come in units of 4, 2 or 1, so that Triton knows how many numbers can be read at once; the size
-    of the parts comes in blocks.
+    Depths and columns come in units of 16 bytes or less, so that Triton knows how many numbers can be read at once; the
+    size of the parts comes in blocks.
     WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
     "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
     positive, zeros are written.
@@ -362,7 +362,7 @@ def over_rows(
     """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
 
     SUMS: behind it the sum of the left matrix's rows, ``[depth]``. TWO: behind both the same of two other matrices.
-    Widths come in units of 4, 2 or 1; DEPTH, COLUMNS and ROWS are those of a tile.
+    Widths come in units of 16 bytes or less; DEPTH, COLUMNS and ROWS are those of a tile.
     """
     depth, columns = depth_units * DEPTH_UNIT, column_units * COLUMN_UNIT
     tiles = tl.cdiv(columns, COLUMNS) * tl.cdiv(depth, DEPTH)

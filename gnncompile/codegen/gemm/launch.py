@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm import kernels
+from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE, kernels
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.device import ALIGNMENT, HALVES
 from gnncompile.tile_sizes import ProductTile
@@ -25,9 +25,6 @@ Factors = tuple[Tensor, Tensor]
 """The factors of a product, a matrix and a weight of one dtype, float32 or of 16 bits. The matrix is ``[rows, depth]``,
 contiguous. The weight is ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
 """
-
-MOST_SIDE_BY_SIDE = 4
-"""Most products of the same rows in one launch."""
 
 _LONGEST_PITCH = 2**31
 """Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
@@ -72,15 +69,20 @@ def _by_rows(tile: ProductTile, dtype: torch.dtype) -> Kernel:
 def side_by_side(
     left: Tensor, rights: Sequence[Tensor], added: Sequence[Tensor | None], outs: Sequence[Tensor]
 ) -> None:
-    """Writes ``left @ right + row`` for several weights of one shape, which all lie in memory the same way.
+    """Writes ``left @ right + row`` for several weights of one shape, by one launch if they lie in memory the same way.
 
     Args:
         left: ``[rows, depth]``, contiguous, of 16 bits.
-        rights: Up to :data:`MOST_SIDE_BY_SIDE` weights, ``[depth, columns]``: contiguous, or transposes of such.
+        rights: Up to :data:`gnncompile.codegen.gemm.MOST_SIDE_BY_SIDE` weights, ``[depth, columns]``, of any strides.
         added: A row ``[columns]`` for each weight, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
     rows, columns = outs[0].shape
+    ways = {_lies(right) for right in rights}
+    if len(ways) > 1 or not ways <= {(False, columns), (True, left.size(1))}:  # else all alike, without gaps
+        for right, row, out in zip(rights, added, outs, strict=True):
+            by_rows((left, right), None, row, None, False, out)
+        return
     tile, _ = _tile(outs[0])
     term = _term(left, rights[0], tile, split=False)
     across, unit = -(-columns // tile.columns), _unit(left.dtype, columns)
@@ -100,8 +102,8 @@ def _side_by_side(tile: ProductTile, dtype: torch.dtype) -> Kernel:
 
 
 def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Returns four tensors, for four parameters of a kernel. It does not read those behind the given ones."""
-    return [*tensors, *[tensors[0]] * (4 - len(tensors))]
+    """Returns a tensor for each of the four parameters of a kernel, which reads no more than the given ones."""
+    return [*tensors, *[tensors[0]] * (MOST_SIDE_BY_SIDE - len(tensors))]
 
 
 def _tile(out: Tensor) -> tuple[ProductTile, bool]:
@@ -243,7 +245,7 @@ def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], 
     least = tuning.TILES.steps_per_share[len(products) - 1]
     share, shares = _shares(rows, tuning.TILES.processors * programs // tiles, step, least)
     units = [[_unit(dtype, width) for width in pair] for pair in widths]
-    counts = [width // _unit(dtype, width) for pair in (widths[0], widths[-1]) for width in pair]
+    counts = [width // unit for k in (0, -1) for width, unit in zip(widths[k], units[k], strict=True)]
     constants = (
         len(products) == 2,
         *(*units[0], products[0][2], *blocks[0]),

@@ -30,19 +30,16 @@ class EdgeProduct(NamedTuple):
 
 def write_products(products: Sequence[EdgeProduct]) -> None:
     """Writes products over the same edges. In 16 bits, two narrow ones share their launches."""
-    waiting: EdgeProduct | None = None
+    waiting: dict[torch.dtype, EdgeProduct] = {}
     for one in products:
         if not _joins(one):
             _write(one)
-        elif waiting is None or waiting.out.dtype is not one.out.dtype:
-            if waiting is not None:
-                _write(waiting)
-            waiting = one
+        elif one.out.dtype in waiting:
+            launch.over_rows(launch.OverRows(*waiting.pop(one.out.dtype), None), launch.OverRows(*one, None))
         else:
-            launch.over_rows(launch.OverRows(*waiting, None), launch.OverRows(*one, None))
-            waiting = None
-    if waiting is not None:
-        _write(waiting)
+            waiting[one.out.dtype] = one
+    for one in waiting.values():
+        _write(one)
 
 
 def _write(product: EdgeProduct) -> None:

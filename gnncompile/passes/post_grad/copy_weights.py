@@ -10,8 +10,7 @@ autocast are copies as well.
 from __future__ import annotations
 
 import math
-import operator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,29 +20,12 @@ from gnncompile._compat import aoti
 from gnncompile.codegen.matrix_view import View
 from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import aten, is_packed, own, value
+from gnncompile.passes.matrix_copies import LARGEST, Copy, insert
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _PRODUCTS: dict[Any, int] = {own.product.default: 2, own.sum_of_products.default: 4}
 """Products with weights, and how many of their arguments are matrices; every other one is a weight."""
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_LARGEST = 2**18
-"""The most elements of a weight in memory. A copy of a larger one takes longer than its launch."""
-_MOST = 16
-"""The most copies of one launch."""
-
-
-class _Copy(NamedTuple):
-    """A copy of a view.
-
-    Attributes:
-        root: The input of the graph whose memory is read.
-        view: The view of its memory.
-        dtype: The dtype of the copy.
-    """
-
-    root: fx.Node
-    view: View
-    dtype: torch.dtype
 
 
 def run(graph: fx.Graph) -> None:
@@ -55,9 +37,7 @@ def run(graph: fx.Graph) -> None:
     read = dict.fromkeys(node for region in regions for node in region.args[0])
     read |= dict.fromkeys(weight for node in products for weight in _with_gaps(node))
     copies = {node: copy for node in read if (copy := _copy(node)) is not None}
-    made: dict[_Copy, fx.Node] = {}
-    for group in _groups(list(dict.fromkeys(copies.values()))):
-        made.update(_insert(graph, group))
+    made = insert(graph, copies.values(), next(node for node in graph.nodes if node.op != "placeholder"))
     replaced = {node: made[copy] for node, copy in copies.items() if copy in made}
     for region in regions:
         region.args = ([replaced.get(node, node) for node in region.args[0]], *region.args[1:])
@@ -73,8 +53,8 @@ def _with_gaps(product: fx.Node) -> list[fx.Node]:
     return [w for w, fake in fakes if fake.dtype in HALVES and not is_packed(fake) and not is_packed(fake.t())]
 
 
-def _copy(node: fx.Node) -> _Copy | None:
-    """Returns the copy that Inductor would make of a region's tensor, if that is a small view of an input."""
+def _copy(node: fx.Node) -> Copy | None:
+    """Returns the copy that Inductor would make of a tensor, if that is a small view of an input."""
     chain: list[fx.Node] = []
     root = node
     while root.op == "call_function" and _keeps_elements(root):
@@ -88,7 +68,7 @@ def _copy(node: fx.Node) -> _Copy | None:
     view = _view(value(root), chain)
     if view is None or (dtype == value(root).dtype and view.row_stride == view.columns and view.column_stride == 1):
         return None
-    return _Copy(root, view, dtype)
+    return Copy(root, view, dtype)
 
 
 def _keeps_elements(node: fx.Node) -> bool:
@@ -107,7 +87,7 @@ def _is_small(fake: Any) -> bool:
         return False
     if not all(isinstance(size, int) for size in (*fake.shape, *fake.stride())):
         return False
-    return device_of(fake.device).runs_triton and math.prod(fake.shape) > 0 and _reach(fake) <= _LARGEST
+    return device_of(fake.device).runs_triton and math.prod(fake.shape) > 0 and _reach(fake) <= LARGEST
 
 
 def _reach(fake: torch.Tensor) -> int:
@@ -130,26 +110,3 @@ def _view(base: torch.Tensor, chain: list[fx.Node]) -> View | None:
         column_stride = int(places[0, 1]) - offset if columns > 1 else 1
         view = offset + row_stride * torch.arange(rows)[:, None] + column_stride * torch.arange(columns)
         return View(rows, columns, row_stride, column_stride, offset) if torch.equal(places, view) else None
-
-
-def _groups(copies: list[_Copy]) -> list[list[_Copy]]:
-    """Returns the copies that share a launch. A launch of one copy saves nothing."""
-    found = []
-    for kind in dict.fromkeys((copy.dtype, value(copy.root).device) for copy in copies):
-        alike = [copy for copy in copies if (copy.dtype, value(copy.root).device) == kind]
-        found += [alike[at : at + _MOST] for at in range(0, len(alike), _MOST)]
-    return [group for group in found if len(group) > 1]
-
-
-def _insert(graph: fx.Graph, group: list[_Copy]) -> dict[_Copy, fx.Node]:
-    """Inserts the op behind the inputs of the graph, and returns the node of each copy."""
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    made = {}
-    with graph.inserting_before(first):
-        numbers = [number for copy in group for number in copy.view]
-        call = graph.call_function(own.matrix_copies.default, ([copy.root for copy in group], numbers, group[0].dtype))
-        call.meta["val"] = [value(copy.root).new_empty(copy.view[:2], dtype=copy.dtype) for copy in group]
-        for k, copy in enumerate(group):
-            made[copy] = graph.call_function(operator.getitem, (call, k))
-            made[copy].meta["val"] = call.meta["val"][k]
-    return made

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE
 from gnncompile.device import HALVES
 from gnncompile.passes.analysis import aten, is_packed, own, value
 
 _VIEWS = (aten.permute.default, aten.t.default, torch.ops.prims.convert_element_type.default)
 """What may stand between an input of the graph and a weight."""
-_MOST = 4
-"""Most products of one launch (``gnncompile.codegen.gemm.launch.MOST_SIDE_BY_SIDE``)."""
 _MOST_BETWEEN = 1
 """Most regions between two products that share a launch: a result that is made earlier lies in memory for longer."""
 
@@ -34,7 +33,7 @@ def run(graph: fx.Graph) -> None:
         if key is None:
             continue
         group = groups.setdefault(key, [])
-        if group and (len(group) == _MOST or not _may_join(group[0], node)):
+        if group and (len(group) == MOST_SIDE_BY_SIDE or not _may_join(group[0], node)):
             _join(graph, group)
             group.clear()
         group.append(node)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,7 +18,8 @@ from torch import fx
 from gnncompile._compat import aoti
 from gnncompile.codegen.matrix_view import View
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import aten, drop_unused, is_packed, own, value
+from gnncompile.passes.analysis import aten, is_packed, own, value
+from gnncompile.passes.matrix_copies import LARGEST, Copy, insert
 
 _CONVERT = torch.ops.prims.convert_element_type.default
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -41,17 +41,12 @@ _KERNELS = (
     *_OURS,
 )
 """Operations that Inductor does not fuse with a conversion before or behind them; the kernels of some are ours."""
-_LARGEST = 2**18
-"""The most elements of a parameter. A conversion of a larger one takes longer than its launch."""
-_MOST = 16
-"""The most conversions of one launch."""
 
 
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     if aoti.current_build() is not None:  # the parameters of a package are constants
         return
-    drop_unused(graph)
     conversions = graph.find_nodes(op="call_function", target=_CONVERT)
     small = [node for node in conversions if _is_small(node)]
     parameters = [node for node in small if node.args[0].op == "placeholder" and _is_stored(node)]
@@ -70,7 +65,7 @@ def _is_small(node: Any) -> bool:
     source = value(node.args[0])
     if {source.dtype, value(node).dtype} - set(_TYPES) or source.dim() not in (1, 2):
         return False
-    if not all(isinstance(size, int) for size in source.shape) or not 0 < math.prod(source.shape) <= _LARGEST:
+    if not all(isinstance(size, int) for size in source.shape) or not 0 < math.prod(source.shape) <= LARGEST:
         return False
     return is_packed(source) and device_of(source.device).runs_triton
 
@@ -91,37 +86,21 @@ def _is_gradient(node: fx.Node) -> bool:
     return made_by.target in _OURS and all(user.op == "output" for user in node.users)
 
 
-def _share(graph: fx.Graph, conversions: list[fx.Node], place: fx.Node) -> None:
+def _share(graph: fx.Graph, conversions: list[Any], place: fx.Node) -> None:
     """Replaces conversions by copies that are made before the node `place`."""
-    for kind in dict.fromkeys((value(node).dtype, value(node).device) for node in conversions):
-        alike = [node for node in conversions if (value(node).dtype, value(node).device) == kind]
-        for at in range(0, len(alike), _MOST):
-            if len(alike[at:]) > 1:
-                _convert(graph, alike[at : at + _MOST], place)
+    copies = {node: Copy(node.args[0], _view(value(node)), value(node).dtype) for node in conversions}
+    made = insert(graph, copies.values(), place)
+    for node in (node for node, copy in copies.items() if copy in made):
+        result, shape = made[copies[node]], value(node).shape
+        with graph.inserting_after(result):
+            if len(shape) == 1:
+                result = graph.call_function(aten.reshape.default, (result, [shape[0]]))
+        result.meta = {**node.meta, "val": value(node).new_empty(shape)}
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
 
 
-def _convert(graph: fx.Graph, conversions: list[Any], place: fx.Node) -> None:
-    sources = [node.args[0] for node in conversions]
-    views = [_view(value(source)) for source in sources]
-    dtype = value(conversions[0]).dtype
-    with graph.inserting_before(place):
-        made = graph.call_function(own.matrix_copies.default, (sources, _numbers(views), dtype))
-        made.meta["val"] = [value(node).new_empty(view[:2]) for node, view in zip(conversions, views, strict=True)]
-        for at, node in enumerate(conversions):
-            result = graph.call_function(operator.getitem, (made, at))
-            result.meta["val"] = made.meta["val"][at]
-            if value(node).dim() == 1:
-                result = graph.call_function(aten.reshape.default, (result, [value(node).size(0)]))
-            result.meta = {**node.meta, "val": value(node).new_empty(value(node).shape)}
-            node.replace_all_uses_with(result)
-            graph.erase_node(node)
-
-
-def _view(source: torch.Tensor) -> View:
+def _view(packed: torch.Tensor) -> View:
     """Returns a matrix as it lies in memory, and a vector as a row."""
-    rows, columns = source.shape if source.dim() == 2 else (1, source.size(0))
+    rows, columns = packed.shape if packed.dim() == 2 else (1, packed.size(0))
     return View(rows, columns, columns, 1, 0)
-
-
-def _numbers(views: Iterable[View]) -> list[int]:
-    return [number for view in views for number in view]
