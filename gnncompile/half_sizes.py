@@ -14,8 +14,9 @@ class HalfProductTable:
     The other numbers about products are in :class:`gnncompile.tuning.TileTable`.
     """
 
-    unit: int
-    """Divides the widths: so many numbers are read at once. The library takes matrices of other widths."""
+    library_unit: int
+    """Divides the widths that the library multiplies at full speed. With other widths, ours are faster up to the limits
+    for several products, also alone."""
 
     widest: int
     """Most columns of both matrices of a product with a weight. Beyond, the library is faster."""
@@ -24,7 +25,7 @@ class HalfProductTable:
     """Most columns of both matrices of a product over rows."""
 
     widest_alone: int
-    """The same for one product over rows that sums no rows besides."""
+    """The same for one product over rows that sums no rows besides, if the library multiplies these widths fast."""
 
     narrow: ProductTile
     """The tile of products with a weight of up to 64 columns."""
@@ -49,9 +50,14 @@ class HalfProductTable:
     """Most of this sum for which two products that share a launch have as many programs each as one alone. The programs
     of wider ones fill a multiprocessor."""
 
+    def pays_alone(self, *widths: int) -> bool:
+        """Whether one product over rows of these widths, which sums no rows besides, is faster than the library's."""
+        slow = any(width % self.library_unit for width in widths)
+        return max(widths) <= (self.widest_over_rows if slow else self.widest_alone)
+
 
 H200_HALVES = HalfProductTable(
-    unit=8,
+    library_unit=8,
     widest=128,
     widest_over_rows=256,
     widest_alone=64,

@@ -178,7 +178,7 @@ def _pays_over_rows(left: Tensor, right: Tensor, sums: Tensor | None) -> bool:
     """Whether our product over rows is faster than the library's. With sums it is, unless there are no rows."""
     if sums is not None:
         return left.numel() > 0
-    if left.dtype in HALVES and max(left.size(1), right.size(1)) > tuning.HALF_PRODUCTS.widest_alone:
+    if left.dtype in HALVES and not tuning.HALF_PRODUCTS.pays_alone(left.size(1), right.size(1)):
         return False
     return left.numel() * right.size(1) >= tuning.TILES.least_over_rows
 

@@ -64,7 +64,7 @@ def _is_tuned(left: Tensor, right: Tensor) -> bool:
     if left.numel() * widths[1] < tuning.TILES.least_over_rows:
         return False
     if left.dtype in HALVES:
-        return _is_tuned_half(left, *widths) and max(widths) <= tuning.HALF_PRODUCTS.widest_alone
+        return _is_tuned_half(left, *widths) and tuning.HALF_PRODUCTS.pays_alone(*widths)
     return (
         left.dtype is torch.float32
         and device_of(left.device).multiplies_in_parts
@@ -78,5 +78,5 @@ def _is_tuned_half(left: Tensor, *widths: int) -> bool:
         left.dtype in HALVES
         and left.size(0) > 0
         and device_of(left.device).has_tuned_products
-        and all(width % tuning.HALF_PRODUCTS.unit == 0 and width >= NARROWEST for width in widths)
+        and min(widths) >= NARROWEST
     )

@@ -137,9 +137,7 @@ def _fits(left: Any, right: Any, widest: int) -> bool:
     widths = one.shape[1], other.shape[1]
     if not all(isinstance(width, int) and width >= device.narrowest_product for width in widths):
         return False
-    if one.dtype in HALVES and (max(widths) > widest or any(width % tuning.HALF_PRODUCTS.unit for width in widths)):
-        return False
-    return is_packed(one)
+    return is_packed(one) and (one.dtype not in HALVES or max(widths) <= widest)
 
 
 def _has_rows(left: fx.Node, columns: int) -> bool:
