@@ -15,8 +15,8 @@ class HalfProductTable:
     """
 
     library_unit: int
-    """Divides the widths that the library multiplies at full speed. With other widths, ours are faster up to the limits
-    for several products, also alone."""
+    """Divides the widths that the library multiplies at full speed. With other widths, ours are faster also for small
+    weights, and for products over rows that are alone."""
 
     widest: int
     """Most columns of both matrices of a product with a weight. Beyond, the library is faster."""
@@ -50,10 +50,13 @@ class HalfProductTable:
     """Most of this sum for which two products that share a launch have as many programs each as one alone. The programs
     of wider ones fill a multiprocessor."""
 
+    def library_is_slow(self, *widths: int) -> bool:
+        """Whether the library multiplies matrices of these widths slowly."""
+        return any(width % self.library_unit for width in widths)
+
     def pays_alone(self, *widths: int) -> bool:
         """Whether one product over rows of these widths, which sums no rows besides, is faster than the library's."""
-        slow = any(width % self.library_unit for width in widths)
-        return max(widths) <= (self.widest_over_rows if slow else self.widest_alone)
+        return max(widths) <= (self.widest_over_rows if self.library_is_slow(*widths) else self.widest_alone)
 
 
 H200_HALVES = HalfProductTable(

@@ -47,3 +47,23 @@ class ProductTile(NamedTuple):
     columns: int
     depth: int
     stages: int
+
+
+class MomentsTile(NamedTuple):
+    """The work of the programs that compute means and variances of columns.
+
+    Attributes:
+        rows: Rows that a program reads per step.
+        columns: Columns that a program reads.
+        stages: The rows of a step are loaded ``stages - 1`` steps ahead.
+        programs: Programs per multiprocessor.
+        warps: Warps of a program.
+        joined: Shares and columns that a program joins per step.
+    """
+
+    rows: int
+    columns: int
+    stages: int
+    programs: int
+    warps: int
+    joined: tuple[int, int]

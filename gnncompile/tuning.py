@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from gnncompile.half_sizes import H200_HALVES, HalfProductTable
 from gnncompile.loop_sizes import XEON, LoopTable
-from gnncompile.tile_sizes import ProductTile, Step, WalkTile
+from gnncompile.tile_sizes import MomentsTile, ProductTile, Step, WalkTile
 
 _T = TypeVar("_T")
 
@@ -481,3 +481,16 @@ LOOPS: LoopTable = XEON
 def choice(choices: tuple[tuple[int, _T], ...], size: int) -> _T:
     """Returns the choice for a size: that of the largest size in `choices` that is not above it."""
     return next(one for least, one in reversed(choices) if size >= least)
+
+
+COLUMN_SUMS = {"XBLOCK": 64, "R0_BLOCK": 16, "num_warps": 2, "num_stages": 1}
+"""The tile of Inductor's sums of many rows by column on a GPU, in Inductor's names. Measured."""
+
+LEAST_COLUMN_SUMS = 2**15
+"""Fewest sums of a kernel with this tile; Inductor splits the rows into parts, and sums each part."""
+
+MOMENTS = MomentsTile(rows=64, columns=64, stages=3, programs=4, warps=4, joined=(256, 4))
+"""The tile of means and variances of columns, on all GPUs."""
+
+LEAST_MOMENTS = 2**20
+"""Fewest elements of a matrix whose means and variances our kernel computes. It reads smaller ones from the cache."""

@@ -73,7 +73,7 @@ from gnncompile._compat.memory import (
     storage_users,
     users_at,
 )
-from gnncompile._compat.numbers import most_unrolled
+from gnncompile._compat.numbers import most_reads, most_unrolled
 from gnncompile._compat.optimizers import make_capturable
 from gnncompile._compat.patches import apply_patches
 from gnncompile._compat.process_groups import has_usual_priority, is_nccl, patch_destroy_process_group
@@ -203,6 +203,7 @@ __all__ = [
     "kept_guards",
     "kept_with",
     "make_capturable",
+    "most_reads",
     "most_unrolled",
     "needs_eager",
     "needs_original",

@@ -23,7 +23,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.lowering import register_lowering
 from torch._inductor.runtime import triton_heuristics
-from torch._inductor.scheduler import MixOrderReduction, SchedulerNode
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V, ops
 
 from gnncompile._compat.autograd import OF_NO_ROWS
@@ -31,6 +31,7 @@ from gnncompile._compat.bounds import REFUSING
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.cuda import current_device, prepare_triton
+from gnncompile._compat.inductor_choices import set_choices
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
 from gnncompile._compat.transforms import tell_what_to_do
 from gnncompile.device import available_cores, device_of
@@ -142,35 +143,10 @@ def settings_for(inputs: Sequence[Any]) -> dict[str, Any]:
     return {f"triton.{_MIXED}": False} if doubles and hasattr(inductor_config.triton, _MIXED) else {}
 
 
-_LARGE = 5 * 2**20
-"""The least number of elements of a matrix whose rows and columns are summed in one kernel.
-
-A smaller matrix stays in the cache.
-"""
-
-
 def _compile_inner(*args: Any, **kwargs: Any) -> Any:
     """Compiles a forward or a backward with choices of ours. Inductor takes its choices from an object."""
-    theirs: Any = V.choices.__class__
-    with V.set_choices_handler(_choices(theirs)):
+    with set_choices():
         return compile_fx_inner(*args, **kwargs)
-
-
-def _choices(theirs: Any) -> Any:
-    """Returns choices that sum rows and columns in one kernel for large matrices only.
-
-    Torch asks for the size by a guard, and assumes that the guard holds for symbolic sizes. So the columns of all
-    matrices would be summed in two steps, the second by a separate operation.
-    """
-
-    class Choices(theirs):
-        @staticmethod
-        def can_fuse_horizontal(scheduler: Any, one: Any, other: Any, shared: int) -> bool:
-            if MixOrderReduction.can_fuse(one, other) and MixOrderReduction.get_numel(one) < _LARGE:
-                return False
-            return bool(theirs.can_fuse_horizontal(scheduler, one, other, shared))
-
-    return Choices()
 
 
 def unfused_settings() -> dict[str, Any]:

@@ -28,6 +28,11 @@ def most_unrolled() -> int:
     return int(inductor_config.unroll_reductions_threshold)
 
 
+def most_reads() -> int:
+    """Returns from how many tensors Inductor computes a value for each of its readers, instead of storing it."""
+    return int(inductor_config.realize_reads_threshold)
+
+
 def _remainder(dividend: Any, divisor: Any) -> Any:
     """Computes ``aten.remainder`` of floats by the library's ``fmod``.
 

@@ -36,6 +36,7 @@ from gnncompile.ops import (
     gradient,
     launch,
     matrix_copies,
+    moments,
     own_and_halo_lowering,
     packaged,
     prepared,
@@ -406,6 +407,7 @@ def prepare_torch() -> None:
     gemm_lowering.install()
     region_lowering.install()
     matrix_copies.install()
+    moments.install()
     exchange_lowering.install()
     own_and_halo_lowering.install()
     packaged.install()

@@ -11,6 +11,7 @@ import gnncompile.ops.gradient
 import gnncompile.ops.higher_order
 import gnncompile.ops.matching
 import gnncompile.ops.matrix_copies
+import gnncompile.ops.moments
 import gnncompile.ops.opaque
 import gnncompile.ops.own_and_halo_edges
 import gnncompile.ops.prepared

@@ -213,7 +213,9 @@ def test_same_rows_by_the_library(least: int, ours: bool, dtype: torch.dtype, mo
     torch.testing.assert_close(outs, expected, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize(("width", "sums", "ours"), [(64, False, True), (72, False, False), (72, True, True), (73, False, True)])
+@pytest.mark.parametrize(
+    ("width", "sums", "ours"), [(64, False, True), (72, False, False), (72, True, True), (73, False, True)]
+)
 def test_wide_products_over_rows_are_left_to_the_library(
     width: int, sums: bool, ours: bool, monkeypatch: pytest.MonkeyPatch
 ):
@@ -330,9 +332,7 @@ def test_autocast(on_tensor_cores: None):
     assert _written(codes)[0] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("change", "ours"), [({}, True), ({"widest": 31}, False), ({"widest": 32}, True)]
-)
+@pytest.mark.parametrize(("change", "ours"), [({}, True), ({"widest": 31}, False), ({"widest": 32}, True)])
 def test_where_the_library_computes(
     change: dict[str, int], ours: bool, on_tensor_cores: None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -59,6 +59,7 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "two_products_over_rows": ((randn(4, 2), randn(4, 3), True, randn(4, 3), randn(4, 5), False), None),
     "sums_over_rows": ((randn(4, 2), randn(3)), None),
     "matrix_copies": (([randn(4, 3), randn(2, 5)], [3, 4, 1, 3, 0, 2, 2, 5, 1, 3], torch.bfloat16), None),
+    "var_mean_over_rows": ((randn(4, 3), 1), None),
     "opaque": (([randn(4, 3, wanted=True), randn(2, 3, wanted=True)], distances()), None),
     "opaque_backward": (([randn(4, 2)], [randn(4, 3), randn(2, 3)], [True, False], distances()), None),
     "embedding_gradient": ((randn(4, 3), torch.tensor([0, 2, 1, 2]), 5, 1, False), None),

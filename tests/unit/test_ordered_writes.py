@@ -51,6 +51,7 @@ CASES: dict[str, Callable[[Operands], Tensor]] = {
     "matrix_copies": lambda t: OPS.matrix_copies(
         [t["total"] * 2, t["right"]], [ROWS, COLUMNS, COLUMNS, 1, 0, COLUMNS, DEPTH, 1, COLUMNS, 0], torch.float32
     )[0],
+    "var_mean_over_rows": lambda t: OPS.var_mean_over_rows(t["rows"] * 2, 0)[1] + t["rows"],
     "sums_over_rows": lambda t: OPS.sums_over_rows(t["rows"], t["left"]) + t["rows"],
 }
 
@@ -77,8 +78,8 @@ def _operands(device: str) -> Operands:
 
 
 def _cases(device: torch.device) -> list[str]:
-    """The cases of a device. Copies are made by Triton, which runs on a CPU only where it is interpreted."""
-    on_gpu_alone = {"matrix_copies"} if torch.cuda.is_available() else set()
+    """The cases of a device. Triton runs on a CPU only where it is interpreted."""
+    on_gpu_alone = {"matrix_copies", "var_mean_over_rows"} if torch.cuda.is_available() else set()
     return [name for name in CASES if device.type != "cpu" or name not in on_gpu_alone]
 
 

@@ -149,12 +149,12 @@ def _has_rows(left: fx.Node, columns: int) -> bool:
 
 def _is_weight(right: fx.Node) -> bool:
     """Whether a matrix has a known, large enough size. Its strides do not matter: a weight may be a view."""
-    depth, columns = value(right).shape
-    return (
-        isinstance(depth, int)
-        and isinstance(columns, int)
-        and depth * columns >= device_of(value(right).device).least_weight
-    )
+    weight = value(right)
+    if not all(isinstance(width, int) for width in weight.shape):
+        return False
+    if weight.dtype in HALVES and tuning.HALF_PRODUCTS.library_is_slow(*weight.shape):
+        return True
+    return bool(weight.numel() >= device_of(weight.device).least_weight)
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:
