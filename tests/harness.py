@@ -61,13 +61,18 @@ class UnderAutocast(nn.Module):
 def tune(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
     """Gives fields of the table of tuned numbers other values. A kernel that is built already keeps its tile."""
     monkeypatch.setattr(tuning, "TILES", replace(tuning.TILES, **numbers))
-    if "gnncompile.codegen.gemm.launch" in sys.modules:  # how a product is launched is remembered
-        sys.modules["gnncompile.codegen.gemm.launch"]._plan.cache_clear()
+    _forget_plans()
 
 
 def tune_halves(monkeypatch: pytest.MonkeyPatch, **numbers: Any) -> None:
     """The same for the table of 16-bit products."""
     monkeypatch.setattr(tuning, "HALF_PRODUCTS", replace(tuning.HALF_PRODUCTS, **numbers))
+    _forget_plans()
+
+
+def _forget_plans() -> None:
+    if "gnncompile.codegen.gemm.launch" in sys.modules:  # imports Triton
+        sys.modules["gnncompile.codegen.gemm.launch"].forget_plans()
 
 
 @contextmanager

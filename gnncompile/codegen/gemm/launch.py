@@ -43,22 +43,67 @@ def by_rows(
         relu: Whether to write zeros in place of negative results.
         out: ``[rows, columns]``, contiguous, of the dtype of all other tensors.
     """
-    rows, columns = out.shape
-    tile, split = _tile(out)
-    if out.dtype is torch.float32 and other is not None:
-        # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
-        split = split or _lies(one[1])[0] != _lies(other[1])[0]
-    terms = [_term(*factors, tile, split) for factors in ((one,) if other is None else (one, other))]
-    first, last = terms[0], terms[-1]
-    across, unit = -(-columns // tile.columns), _unit(out.dtype, columns)
+    rows = out.size(0)
+    factors = (one,) if other is None else (one, other)
+    ways = tuple([(*right.shape, *right.stride()) for _, right in factors])
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    ends = kind, relu, gate is not None
-    _by_rows(tile, out.dtype)(
-        -(-rows // tile.rows) * across,
-        (*first.matrices, *last.matrices, out if added is None else added, out if gate is None else gate, out),
-        (rows, first.units, last.units, columns // unit, across),
-        (unit, *first.constants, other is not None, *last.constants, *ends, tile.rows, tile.columns, tile.depth),
+    plan = _plan_by_rows(out.dtype, rows <= tuning.TILES.few_rows, ways, (kind, relu, gate is not None))
+    matrices = [
+        m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, _ready(right, read))
+    ]
+    plan.kernel(
+        -(-rows // plan.rows) * plan.across,
+        (*matrices[:2], *matrices[-2:], out if added is None else added, out if gate is None else gate, out),
+        (rows, *plan.numbers),
+        plan.constants,
     )
+
+
+Way = tuple[int, int, int, int]
+"""How a weight lies in memory: its depth, its columns, and its two strides."""
+
+
+class _RowsPlan(NamedTuple):
+    """The launch of products with weights, without its tensors.
+
+    Attributes:
+        kernel: The kernel.
+        rows: Rows of a program.
+        across: Programs for all columns of these rows.
+        numbers: The numbers of the launch after the number of rows.
+        constants: The constants of the kernel.
+        weights: What the kernel reads of each weight.
+    """
+
+    kernel: Kernel
+    rows: int
+    across: int
+    numbers: tuple[int, ...]
+    constants: tuple[Any, ...]
+    weights: tuple[_Weight, ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tuple[str, bool, bool]) -> _RowsPlan:
+    """Returns the launch of one product with a weight, or of the sum of two.
+
+    Args:
+        dtype: The dtype of all matrices.
+        few: Whether there are few rows.
+        ways: How the weights lie in memory.
+        ends: The kind of what is added, whether negative results become zeros, and whether there is a gate.
+    """
+    columns = ways[0][1]
+    tile, split = _tile(dtype, few, columns)
+    if dtype is torch.float32 and len(ways) > 1:
+        # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
+        split = split or _lies(ways[0])[0] != _lies(ways[1])[0]
+    weights = tuple(_weight(dtype, way, tile, split) for way in ways)
+    first, last = weights[0], weights[-1]
+    across, unit = -(-columns // tile.columns), _unit(dtype, columns)
+    numbers = first.units, last.units, columns // unit, across
+    constants = (unit, *first.constants, len(ways) > 1, *last.constants, *ends, *tile[:3])
+    return _RowsPlan(_by_rows(tile, dtype), tile.rows, across, numbers, constants, weights)
 
 
 @lru_cache(maxsize=16)
@@ -77,23 +122,35 @@ def side_by_side(
         added: A row ``[columns]`` for each weight, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
-    rows, columns = outs[0].shape
-    ways = {_lies(right) for right in rights}
-    if len(ways) > 1 or not ways <= {(False, columns), (True, left.size(1))}:  # else all alike, without gaps
+    ways = {(*right.shape, *right.stride()) for right in rights}
+    plan = _plan_side_by_side(left.dtype, ways.pop(), len(rights)) if len(ways) == 1 else None
+    if plan is None:
         for right, row, out in zip(rights, added, outs, strict=True):
             by_rows((left, right), None, row, None, False, out)
         return
-    tile, _ = _tile(outs[0])
-    term = _term(left, rights[0], tile, split=False)
-    across, unit = -(-columns // tile.columns), _unit(left.dtype, columns)
+    rows = left.size(0)
     added_rows = [out if row is None else row for row, out in zip(added, outs, strict=True)]
-    four = (matrix for given in (rights, added_rows, outs) for matrix in _filled_up(given))
-    _side_by_side(tile, left.dtype)(
-        -(-rows // tile.rows) * across * len(rights),
-        (left, *four),
-        (rows, term.units, columns // unit, across),
-        (len(rights), unit, *term.constants, sum((row is not None) << k for k, row in enumerate(added)), *tile[:3]),
+    biased = sum([(row is not None) << k for k, row in enumerate(added)])
+    before, behind = plan.constants[:-3], plan.constants[-3:]
+    plan.kernel(
+        -(-rows // plan.rows) * plan.across * len(rights),
+        (left, *_filled_up(rights), *_filled_up(added_rows), *_filled_up(outs)),
+        (rows, *plan.numbers),
+        (*before, biased, *behind),
     )
+
+
+@lru_cache(maxsize=256)
+def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int) -> _RowsPlan | None:
+    """Returns the launch of `many` products of the same rows, except whether a row is added; None if there are gaps."""
+    depth, columns = way[:2]
+    if _lies(way) not in ((False, columns), (True, depth)):
+        return None
+    tile, _ = _tile(dtype, False, columns)
+    weight = _weight(dtype, way, tile, split=False)
+    across, unit = -(-columns // tile.columns), _unit(dtype, columns)
+    numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, *tile[:3])
+    return _RowsPlan(_side_by_side(tile, dtype), tile.rows, across, numbers, constants, (weight,))
 
 
 @lru_cache(maxsize=16)
@@ -106,13 +163,11 @@ def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*tensors, *[tensors[0]] * (MOST_SIDE_BY_SIDE - len(tensors))]
 
 
-def _tile(out: Tensor) -> tuple[ProductTile, bool]:
+def _tile(dtype: torch.dtype, few: bool, columns: int) -> tuple[ProductTile, bool]:
     """Returns the tile of a product with a weight, and whether weights are split into parts beforehand."""
-    rows, columns = out.shape
-    if out.dtype in HALVES:
+    if dtype in HALVES:
         table = tuning.HALF_PRODUCTS
         return table.narrow if columns <= table.narrow.columns else table.wide, False
-    few = rows <= tuning.TILES.few_rows
     return tuning.TILES.product_of_few if few else tuning.TILES.product_of_many, not few
 
 
@@ -120,53 +175,75 @@ def _warps(dtype: torch.dtype) -> int:
     return tuning.HALF_PRODUCTS.warps if dtype in HALVES else tuning.TILES.product_warps
 
 
-class _Term(NamedTuple):
-    """The arguments of the kernel for one product.
+class _Weight(NamedTuple):
+    """What a kernel reads of a weight.
 
     Attributes:
-        matrices: The matrix, and the weight or its three bfloat16 parts.
+        becomes: "itself", or what is made of it beforehand: a "copy" without gaps, or "parts" in bfloat16.
         units: The length of the axis that both factors share, in units.
         constants: The unit, the number of blocks along the depth, whether all blocks are full, and how the weight lies
             in memory.
+        padded: The size of each part.
+        pitch: The distance of two rows or columns of the weight.
+        transposed: Whether columns lie together.
     """
 
-    matrices: tuple[Tensor, Tensor]
+    becomes: str
     units: int
     constants: tuple[int, int, bool, str]
+    padded: tuple[int, int]
+    pitch: int
+    transposed: bool
 
 
-def _term(left: Tensor, right: Tensor, tile: ProductTile, split: bool) -> _Term:
-    """Returns the arguments for one product. `split` says whether any weight is split beforehand.
+def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> _Weight:
+    """Returns what a kernel reads of a weight. `split` says whether any weight is split beforehand.
 
     A float32 weight with gaps between its rows is always split: the kernel that splits it knows the distance of two
     rows.
     """
-    depth, columns = right.shape
-    transposed, pitch = _lies(right)
+    depth, columns = way[:2]
+    transposed, pitch = _lies(way)
     has_gaps = pitch != (depth if transposed else columns)
-    if pitch is None or (has_gaps and right.dtype in HALVES):
-        right, transposed, pitch, has_gaps = right.contiguous(), False, columns, False
+    copied = pitch is None or (has_gaps and dtype in HALVES)
+    if copied or pitch is None:
+        transposed, pitch, has_gaps = False, columns, False
     blocks = -(-depth // tile.depth)
-    lies = "columns" if transposed else "rows"
-    if split or has_gaps:
-        weight, size, lies = right, (blocks * tile.depth, -(-columns // tile.columns) * tile.columns), "parts"
-        right = torch.empty((3, *size), dtype=torch.bfloat16, device=left.device)
-        block = tuning.TILES.split_block
-        _split(-(-size[0] * size[1] // block), (weight, right), (depth, columns, pitch, *size), (transposed, block))
-    unit = _unit(left.dtype, depth)
-    return _Term((left, right), depth // unit, (unit, blocks, depth == blocks * tile.depth, lies))
+    in_parts = split or has_gaps
+    lies = "parts" if in_parts else "columns" if transposed else "rows"
+    padded = blocks * tile.depth, -(-columns // tile.columns) * tile.columns
+    unit = _unit(dtype, depth)
+    constants = unit, blocks, depth == blocks * tile.depth, lies
+    becomes = ("parts of a copy" if copied else "parts") if in_parts else "copy" if copied else "itself"
+    return _Weight(becomes, depth // unit, constants, padded, pitch, transposed)
 
 
-def _lies(weight: Tensor) -> tuple[bool, int | None]:
+def _ready(weight: Tensor, read: _Weight) -> Tensor:
+    """Returns what a kernel reads of a weight: itself, a copy, or its three bfloat16 parts."""
+    if read.becomes == "itself":
+        return weight
+    if read.becomes != "parts":
+        weight = weight.contiguous()
+    if read.becomes == "copy":
+        return weight
+    high, wide = read.padded
+    parts = torch.empty((3, high, wide), dtype=torch.bfloat16, device=weight.device)
+    block = tuning.TILES.split_block
+    numbers = (*weight.shape, read.pitch, high, wide)
+    _split(-(-high * wide // block), (weight, parts), numbers, (read.transposed, block))
+    return parts
+
+
+def _lies(way: Way) -> tuple[bool, int | None]:
     """Returns whether columns of a weight lie together in memory, rather than rows, and the distance of two of them.
 
     The distance is None if neither rows nor columns lie together, or if kernels can't take it.
     """
-    if weight.is_contiguous():
-        return False, weight.size(1)
-    if weight.t().is_contiguous():
-        return True, weight.size(0)
-    down, across = weight.stride()
+    depth, columns, down, across = way
+    if (columns == 1 or across == 1) and (depth == 1 or down == columns):
+        return False, columns
+    if (depth == 1 or down == 1) and (columns == 1 or across == depth):
+        return True, depth
     transposed = across != 1
     pitch = across if transposed else down
     return transposed, pitch if 1 in (down, across) and pitch < _LONGEST_PITCH else None
@@ -208,7 +285,7 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
     widths = tuple((p.left.size(1), p.right.size(1), p.sums is not None) for p in both)
     plan = _plan(one.left.dtype, one.left.size(0), widths)
     results, last = [result for p in both for result in p.results], both[-1]
-    partial = one.left.new_empty((plan.shares, plan.size), dtype=torch.float32)
+    partial = torch.empty((plan.shares, plan.size), dtype=torch.float32, device=one.left.device)
     factors = one.left, one.right, last.left, last.right
     plan.kernel(plan.programs, (*factors, partial), plan.numbers, plan.constants)
     _joined(partial, results)
@@ -289,15 +366,28 @@ def sums(rows: Tensor, out: Tensor) -> None:
 
 def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
     """Sums `partial`, ``[shares, size]``, over the shares; splits the sum, in order, among up to four results."""
-    (shares, size), joined = partial.shape, tuning.TILES.joined
-    ends = [*accumulate(result.numel() for result in results), *[size] * 3]
-    unit = _unit(partial.dtype, *ends)
-    _join(results[0].dtype)(
-        -(-size // joined[1]),
-        (partial, *_filled_up(results)),
-        (shares, *(end // unit for end in (size, *ends[:3]))),
-        (unit, *joined),
-    )
+    shares, size = partial.shape
+    plan = _plan_join(results[0].dtype, size, tuple([result.numel() for result in results]))
+    plan.kernel(plan.programs, (partial, *_filled_up(results)), (shares, *plan.numbers), plan.constants)
+
+
+class _JoinPlan(NamedTuple):
+    """The launch that adds up shares, without its tensors and the number of shares. See :class:`_Plan`."""
+
+    kernel: Kernel
+    programs: int
+    numbers: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+
+@lru_cache(maxsize=1024)
+def _plan_join(dtype: torch.dtype, size: int, sizes: tuple[int, ...]) -> _JoinPlan:
+    """Returns the launch for results of a dtype and these sizes, which lie one behind the other in `size` elements."""
+    joined = tuning.TILES.joined
+    ends = [*accumulate(sizes), *[size] * 3]
+    unit = _unit(torch.float32, *ends)
+    numbers = tuple(end // unit for end in (size, *ends[:3]))
+    return _JoinPlan(_join(dtype), -(-size // joined[1]), numbers, (unit, *joined))
 
 
 @lru_cache(maxsize=16)
@@ -329,3 +419,9 @@ def _shares(rows: int, most: int, block: int, least: int = 1) -> tuple[int, int]
 
 def _block(columns: int) -> int:
     return tuning.choice(tuning.TILES.over_rows_width, columns)
+
+
+def forget_plans() -> None:
+    """Forgets how products are launched. To be called after a change of the tables in :mod:`gnncompile.tuning`."""
+    for planned in (_plan_by_rows, _plan_side_by_side, _plan, _plan_join):
+        planned.cache_clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +19,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.device import ALIGNMENT
+from gnncompile.tile_sizes import MomentsTile
 
 
 @triton.jit(do_not_specialize=["rows", "share", "units", "across"])
@@ -114,21 +116,41 @@ def write_moments(matrix: Tensor, correction: int, var: Tensor, mean: Tensor) ->
         var: ``[columns]``, float32, contiguous.
         mean: The same.
     """
-    (rows, columns), table = matrix.shape, tuning.MOMENTS
-    across = triton.cdiv(columns, table.columns)
-    share = table.rows * max(1, triton.cdiv(rows * across, table.rows * table.programs * tuning.TILES.processors))
-    shares = triton.cdiv(rows, share)
-    partial = torch.empty((shares, 2, columns), dtype=torch.float32, device=matrix.device)
-    unit = gcd(ALIGNMENT // matrix.itemsize, columns)
-    of_shares, joined = _kernels(matrix.dtype)
-    numbers = rows, share, columns // unit, across
-    of_shares(shares * across, (matrix, partial), numbers, (unit, table.rows, table.columns, table.stages))
-    wide = triton.cdiv(columns, table.joined[1])
-    joined(wide, (partial, var, mean), (rows, share, shares, columns // unit), (unit, correction, *table.joined))
+    rows, columns = matrix.shape
+    plan = _plan(matrix.dtype, rows, columns, correction, tuning.MOMENTS, tuning.TILES.processors)
+    partial = torch.empty((plan.shares, 2, columns), dtype=torch.float32, device=matrix.device)
+    of_shares, programs, numbers, constants = plan.first
+    of_shares(programs, (matrix, partial), numbers, constants)
+    joined, programs, numbers, constants = plan.second
+    joined(programs, (partial, var, mean), numbers, constants)
 
 
-@lru_cache(maxsize=4)
-def _kernels(dtype: torch.dtype) -> tuple[Kernel, Kernel]:
+_Launch = tuple[Kernel, int, tuple[int, ...], tuple[Any, ...]]
+"""A launch without its tensors: the kernel, its programs, its numbers and its constants."""
+
+
+class _Plan(NamedTuple):
+    """The number of shares, and both launches."""
+
+    shares: int
+    first: _Launch
+    second: _Launch
+
+
+@lru_cache(maxsize=1024)
+def _plan(dtype: torch.dtype, rows: int, columns: int, correction: int, table: MomentsTile, processors: int) -> _Plan:
+    across, unit = triton.cdiv(columns, table.columns), gcd(ALIGNMENT // dtype.itemsize, columns)
+    share = table.rows * max(1, triton.cdiv(rows * across, table.rows * table.programs * processors))
+    shares, units, wide = triton.cdiv(rows, share), columns // unit, triton.cdiv(columns, table.joined[1])
+    of_shares, joined = _kernels(dtype, table.warps)
+    return _Plan(
+        shares,
+        (of_shares, shares * across, (rows, share, units, across), (unit, table.rows, table.columns, table.stages)),
+        (joined, wide, (rows, share, shares, units), (unit, correction, *table.joined)),
+    )
+
+
+@lru_cache(maxsize=16)
+def _kernels(dtype: torch.dtype, warps: int) -> tuple[Kernel, Kernel]:
     """Returns the kernels for matrices of a dtype."""
-    warps = tuning.MOMENTS.warps
     return Kernel(moments_of_shares, num_warps=warps), Kernel(join_moments, num_warps=warps)
