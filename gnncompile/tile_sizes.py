@@ -58,7 +58,7 @@ class MomentsTile(NamedTuple):
         stages: The rows of a step are loaded ``stages - 1`` steps ahead.
         programs: Programs per multiprocessor.
         warps: Warps of a program.
-        joined: Shares and columns that a program joins per step.
+        joined: Shares that a program joins per step, and its columns.
     """
 
     rows: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch._inductor import config as inductor_config
 from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.scheduler import MixOrderReduction
 from torch._inductor.virtualized import V
@@ -52,13 +53,15 @@ def _choices(theirs: Any) -> Any:
 
 
 def _sums_many_rows(features: Any, groups: Any, given: dict[str, Any]) -> bool:
-    """Whether a kernel sums a symbolic number of rows by column, and has enough programs to fill a GPU.
+    """Whether a kernel sums a symbolic number of rows by column, and writes enough sums to fill a GPU.
 
-    Only then does Inductor know that its loop over the rows is not unrolled, and say so in `given`.
+    Inductor sets ``override_persistent_reduction`` to False where the number of rows is symbolic.
     """
-    if not features.is_reduction() or given.get("override_persistent_reduction") is not False:
+    if not features.is_reduction() or features.contains_op("scan") or set(groups[0]) != _SUMMED:
         return False
-    if given.get("override_cooperative_reduction") or set(groups[0]) != _SUMMED:
+    if given.get("override_persistent_reduction") is not False or inductor_config.triton.cooperative_reductions:
+        return False
+    if given.get("override_cooperative_reduction") or inductor_config.triton.force_cooperative_reductions:
         return False
     columns = features.numel
     return (

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import copy
+import operator
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.ir.region import Region, Space
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Region, Space, parse
+from gnncompile.passes.post_grad import fuse_edge_sums
 from tests.edge_layers import compare, double, run
-from tests.harness import kernels
+from tests.harness import kernels, launched
 from tests.triton_regions import GENERATORS, home
 
 pytestmark = triton_regions.INTERPRETED
 
-CHANNELS = 16
+CHANNELS, OPS = 16, torch.ops.gnncompile
 GRAPHS = {
     "random": torch.tensor([[0, 3, 1, 4, 2, 0, 3, 3], [1, 0, 2, 2, 4, 4, 1, 1]]),  # an edge twice
     "hub": torch.stack([torch.arange(30) % 5, torch.full((30,), 2)]),
@@ -81,28 +85,52 @@ def test_in_16_bits(which: str):
     x, attr = (torch.randn(n, CHANNELS, device=device).bfloat16().requires_grad_() for n in (5, edge_index.size(1)))
     exact = run(copy.deepcopy(model).double(), double(x), edge_index, double(attr))
     eager = run(model, x, edge_index, attr)
-    with kernels(which):
+    with kernels(which), launched() as specs:
         found = run(gnncompile.compile(model), x, edge_index, attr)
+    assert any(_added([parse(spec) for spec in specs])) == (which == "triton"), (
+        "C++ leaves 16-bit layers to the library"
+    )
     for a, b, right in zip(found, eager, exact, strict=True):
         off, usual = (float((one.double() - right).norm()) for one in (a, b))
         assert off <= 1.5 * usual + 1e-2 * float(right.norm())
 
 
-class _Looped(nn.Module):
-    """Edges of nodes with themselves are masked out of the messages; their states still have gradients."""
+def _graph(unmasked: bool, dtype: torch.dtype, channels: int, stored: bool) -> fx.Graph:
+    """A region that gives the exponential of a value per edge, and a sum of that with another value per edge."""
+    name = str(dtype).removeprefix("torch.")
+    builder = Builder(Space.DESTINATION, unmasked=unmasked)
+    result = builder.op("exp", builder.input(0, Space.EDGE, (1, channels), name))
+    region = builder.finish([Output(result, name, (channels,))])
+    graph, rows = fx.Graph(), torch.empty(6, channels, dtype=dtype)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
-        source, destination = edge_index
-        alive = (source != destination).unsqueeze(-1).to(x.dtype)
-        messages = (edge_attr * 2).tanh() * x[source] * alive
-        out = torch.zeros_like(x).index_add(0, destination, messages)
-        return out + torch.zeros_like(x).index_add(0, source, edge_attr.sin())
+    def made(node: fx.Node, val: Any) -> fx.Node:
+        node.meta["val"] = val
+        return node
+
+    attr, dy, layout = (made(graph.placeholder(name), rows) for name in ("attr", "dy", "layout"))
+    if not stored:
+        dy = made(graph.call_function(torch.ops.aten.sin.default, (dy,)), rows)
+    call = made(graph.call_function(OPS.region.default, ([attr], [layout] * 3, region.spec)), [rows])
+    taken = made(graph.call_function(operator.getitem, (call, 0)), rows)
+    graph.output(made(graph.call_function(torch.ops.aten.add.Tensor, (dy, taken)), rows))
+    return graph
 
 
-@pytest.mark.parametrize("which", GENERATORS)
-def test_states_of_edges_without_messages(which: str):
-    device = home(which)
-    edge_index = torch.tensor([[0, 1, 1, 2, 3, 3], [0, 1, 2, 3, 3, 1]], device=device)
-    x, attr = (torch.randn(n, CHANNELS, device=device, requires_grad=True) for n in (5, 6))
-    with kernels(which):
-        compare(_Looped().to(device), x, edge_index, attr)
+@pytest.mark.parametrize(
+    ("unmasked", "dtype", "channels", "stored", "fused"),
+    [
+        (True, torch.float32, 16, True, True),
+        (False, torch.float32, 16, True, False),  # a walk leaves masked edges out, so it can't write their sums
+        (True, torch.float32, 4, True, False),
+        (True, torch.bfloat16, 16, True, True),
+        (True, torch.float32, 16, False, False),
+    ],
+)
+def test_what_regions_add(unmasked: bool, dtype: torch.dtype, channels: int, stored: bool, fused: bool):
+    graph = _graph(unmasked, dtype, channels, stored)
+    fuse_edge_sums.run(graph)
+    graph.lint()
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)) == (not fused)
+    (call,) = graph.find_nodes(op="call_function", target=OPS.region.default)
+    assert len(call.args[0]) == 1 + fused
+    assert _added([parse(call.args[2])]) == [int(fused)]

@@ -104,9 +104,9 @@ def test_all_weights_of_a_graph_are_copied_at_once(
     close = 1e-4 if precision == "float32" else 1e-1
     for a, b in zip(found, expected, strict=True):
         assert (a - b).norm() <= close * (1 + b.norm())
-    # One in the forward, one in the backward. Under autocast one of each converts what no region reads; in the backward
-    # only if kernels of ours made two gradients or more.
-    assert len(launches) in ((3, 4) if precision == "autocast" else (2,))
+    # One in the forward, one in the backward. Under autocast another one of the forward converts what no region reads,
+    # and another one of the backward two gradients that kernels of ours made; on a GPU the library makes them.
+    assert len(launches) == (2 if precision != "autocast" else 3 if DEVICE == "cuda" else 4)
     assert min(launches) >= 2
 
 

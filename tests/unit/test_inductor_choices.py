@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import sympy
+import torch
 from torch._inductor.runtime.hints import ReductionHint
 from torch._inductor.scheduler import MixOrderReduction
 from torch._inductor.virtualized import V
@@ -21,10 +22,11 @@ ROWS = sympy.Symbol("s0", integer=True, positive=True)
 def _kwargs(**changed: Any) -> dict[str, Any]:
     """What Inductor would give to a kernel that sums 64 columns of a symbolic number of rows, in 1,000 parts."""
     given: dict[str, Any] = {"numel": 64_000, "hint": ReductionHint.OUTER, "axes": ("x", "r0_"), "reduces": True}
-    given |= {"persistent": False, "cooperative": None, **changed}
+    given |= {"persistent": False, "cooperative": None, "op": "sum", **changed}
     features = SimpleNamespace(
         is_reduction=lambda: given["reduces"],
         get_reduction_hint=lambda: given["hint"],
+        contains_op=lambda name: name == given["op"],
         numel=sympy.sympify(given["numel"]),
         reduction_numel=ROWS,
     )
@@ -55,10 +57,17 @@ def test_tile_of_sums_by_column():
         {"persistent": True},
         {"persistent": None},
         {"cooperative": True},
+        {"op": "scan"},
     ],
 )
 def test_others_keep_theirs(changed: dict[str, Any]):
     assert "fixed_config" not in _kwargs(**changed)
+
+
+@pytest.mark.parametrize("setting", ["cooperative_reductions", "force_cooperative_reductions"])
+def test_programs_that_sum_together_keep_their_tile(setting: str):
+    with torch._inductor.config.patch({f"triton.{setting}": True}):
+        assert "fixed_config" not in _kwargs()
 
 
 class _Theirs:

@@ -1,8 +1,8 @@
 """The mean and the variance of each column of a matrix with many rows, in two launches. Imports Triton.
 
-Each program takes a share of the rows. It sums differences from the mean of its first rows, so that nothing cancels.
-The shares are joined by the formula of Chan, Golub and LeVeque (1979), "Updating Formulae and a Pairwise Algorithm for
-Computing Sample Variances".
+Each program takes a share of the rows. Each of its lanes updates a mean and a sum of squared differences by Welford's
+method, so that nothing cancels. Lanes and shares are joined by the formula of Chan, Golub and LeVeque (1979), "Updating
+Formulae and a Pairwise Algorithm for Computing Sample Variances".
 """
 
 from __future__ import annotations
@@ -45,24 +45,26 @@ def moments_of_shares(
     row = tl.arange(0, BLOCK_ROWS)
     begin = part * share
     end = tl.minimum(begin + share, rows)
-    here = (begin + row < end)[:, None] & (j < columns)[None, :]
-    first = tl.load(matrix_ptr + (begin + row).to(tl.int64)[:, None] * columns + j[None, :], mask=here, other=0.0)
-    pivot = tl.sum(first.to(tl.float32), 0) / tl.minimum(end - begin, BLOCK_ROWS)
-    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    mean = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     squares = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
+    steps = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
     for start in tl.range(begin, end, BLOCK_ROWS, num_stages=STAGES):
         at = start + row
         there = (at < end)[:, None] & (j < columns)[None, :]
-        x = tl.load(matrix_ptr + at.to(tl.int64)[:, None] * columns + j[None, :], mask=there, other=0.0)
-        off = tl.where(there, x.to(tl.float32) - pivot[None, :], 0.0)
-        total += off
-        squares += off * off
-    count = (end - begin).to(tl.float32)
-    off = tl.sum(total, 0) / count
-    around = tl.sum(squares, 0) - off * off * count
+        x = tl.load(matrix_ptr + at.to(tl.int64)[:, None] * columns + j[None, :], mask=there, other=0.0).to(tl.float32)
+        steps += 1.0
+        off = x - mean
+        moved = mean + off * (1.0 / steps)
+        squares = tl.where(there, squares + off * (x - moved), squares)
+        mean = tl.where(there, moved, mean)
+    count = ((end - begin - row + BLOCK_ROWS - 1) // BLOCK_ROWS).to(tl.float32)  # rows of each lane
+    count = tl.maximum(count, 0.0)[:, None]
+    joined = tl.sum(mean * (count / (end - begin).to(tl.float32)), 0)
+    off = mean - joined[None, :]
     out = partial_ptr + part.to(tl.int64) * 2 * columns + j
-    tl.store(out, pivot + off, mask=j < columns)
-    tl.store(out + columns, tl.where(around < 0, 0.0, around), mask=j < columns)
+    tl.store(out, joined, mask=j < columns)
+    around = tl.where(count > 0, squares + off * off * count, 0.0)
+    tl.store(out + columns, tl.sum(around, 0), mask=j < columns)
 
 
 @triton.jit(do_not_specialize=["rows", "share", "shares", "units"])
@@ -89,8 +91,9 @@ def join_moments(
         there = (at < shares)[:, None] & (j < columns)[None, :]
         count = tl.minimum(rows - at * share, share).to(tl.float32)
         means = tl.load(partial_ptr + at.to(tl.int64)[:, None] * 2 * columns + j[None, :], mask=there, other=0.0)
-        total += tl.where(there, means * count[:, None], 0.0)
-    mean = tl.sum(total, 0) / rows.to(tl.float32)
+        total += tl.where(there, means * (count / rows.to(tl.float32))[:, None], 0.0)
+    whole = rows.to(tl.float32)
+    mean = tl.sum(total, 0) * (whole / whole)  # NaN without rows
     squares = tl.zeros((SHARES, BLOCK), tl.float32)
     for start in range(0, shares, SHARES):
         at = start + part
@@ -108,7 +111,7 @@ def join_moments(
 def write_moments(matrix: Tensor, correction: int, var: Tensor, mean: Tensor) -> None:
     """Writes the variance and the mean of each column. Without rows both are NaN, as in torch.
 
-    The order of additions depends only on the shape of the matrix.
+    The order of additions depends on the shape of the matrix, the kind of GPU, and nothing else.
 
     Args:
         matrix: ``[rows, columns]``, contiguous, float32 or of 16 bits.
@@ -117,6 +120,10 @@ def write_moments(matrix: Tensor, correction: int, var: Tensor, mean: Tensor) ->
         mean: The same.
     """
     rows, columns = matrix.shape
+    if rows >= _MOST:
+        for out, found in zip((var, mean), torch.var_mean(matrix.float(), 0, correction=correction), strict=True):
+            out.copy_(found)
+        return
     plan = _plan(matrix.dtype, rows, columns, correction, tuning.MOMENTS, tuning.TILES.processors)
     partial = torch.empty((plan.shares, 2, columns), dtype=torch.float32, device=matrix.device)
     of_shares, programs, numbers, constants = plan.first
@@ -124,6 +131,9 @@ def write_moments(matrix: Tensor, correction: int, var: Tensor, mean: Tensor) ->
     joined, programs, numbers, constants = plan.second
     joined(programs, (partial, var, mean), numbers, constants)
 
+
+_MOST = 2**31
+"""Limit of rows for the kernels, which count them in int32."""
 
 _Launch = tuple[Kernel, int, tuple[int, ...], tuple[Any, ...]]
 """A launch without its tensors: the kernel, its programs, its numbers and its constants."""

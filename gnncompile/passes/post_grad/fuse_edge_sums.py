@@ -1,4 +1,4 @@
-"""A value per edge that is added to another one is added in its walk. Runs after differentiation, on each graph.
+"""A region adds another value per edge to one that it gives. Runs after differentiation, on each graph.
 
 Before: ``total = add(dy, region([...])[1])``, where the region gives a value per edge and ``dy`` is stored
 After:  ``total = region([..., dy])[1]``
@@ -26,7 +26,7 @@ def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     for call in graph.find_nodes(op="call_function", target=own.region.default):
         region = parse(call.args[2])
-        if not region.unmasked or (region.sums_all and not region.tiled):  # masked edges are not walked
+        if not region.unmasked or (region.sums_all and not region.tiled):  # no sum is written for masked edges
             continue
         for k, out in enumerate(region.outputs):
             total = _sum(call, k) if region.per_edge(out) else None
@@ -40,7 +40,9 @@ def _sum(call: fx.Node, k: int) -> tuple[fx.Node, fx.Node] | None:
     if len(taken) != 1 or len(taken[0].users) != 1:
         return None
     (total,) = taken[0].users
-    if total.target is not aten.add.Tensor or total.kwargs or not alike(*total.args) or not alike(total, taken[0]):
+    if total.target is not aten.add.Tensor or total.kwargs or not value(total).is_floating_point():
+        return None
+    if not alike(*total.args) or not alike(total, taken[0]):
         return None
     others: list[Any] = [term for term in total.args if term is not taken[0]]
     if len(others) != 1 or not others[0] < call or not is_stored(others[0]):

@@ -1,10 +1,10 @@
-"""What column sums read is computed for each reader. Runs after differentiation, on each graph.
+"""A value that column sums and later arithmetic read is computed for each of them. Runs after differentiation.
 
 Before: ``g = where(relu(x * scale + shift) > 0, dy, 0); s = sum(g, 0); dx = g - s / n``
-After:  ``g = where(...); s = sum(g, 0); h = where(...); dx = h - s / n``
-Why it pays: the gradient of a batch norm needs sums of all rows before it can be written. Inductor stores what both
-steps read if that is computed from more than four tensors, and counts the rows ``scale`` and ``shift`` as well. It also
-stores it in float32. Computed in both kernels, no more is read, and nothing is stored in between.
+After:  ``g = where(...); s = sum(g, 0); h = where(...); dx = h - s / n``, where ``h`` equals ``g``
+Why it pays: the gradient of a batch norm needs sums of all rows before it can be written. Inductor stores ``g``, in
+float32, if it is computed from more than four tensors, and counts the rows ``scale`` and ``shift`` as well. Of the two
+matrices ``x`` and ``dy`` each kernel can compute it again, and nothing is stored in between.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def _is_matrix(node: Any) -> bool:
 def _is_pointwise(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    tags = node.target.tags
-    return node.target is _CONVERT or (torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags)
+    return node.target is _CONVERT or torch.Tag.pointwise in node.target.tags
 
 
 def _is_summed_and_read(node: fx.Node) -> bool:
