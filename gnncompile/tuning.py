@@ -271,6 +271,9 @@ class TileTable:
     layer_features: int
     """Most features of a layer. With more, computing it in every walk takes longer than reading its rows."""
 
+    layer_features_of_vectors: int
+    """The same where rows of vectors read the layer: a walk would compute it for each component."""
+
     layer_width: int
     """Least width of a layer, of its features or its rows, for which a region is walked in tiles. Not measured."""
 
@@ -437,6 +440,7 @@ H200 = TileTable(
     tiled_layers_of_halves=((0, 4), (128, 2)),
     most_tiled_layers=4,
     layer_features=32,
+    layer_features_of_vectors=4,
     layer_width=16,
     layer_weights=8192,
     small_product=4096,
@@ -493,5 +497,4 @@ MOMENTS = MomentsTile(rows=64, columns=64, stages=3, programs=4, warps=4, joined
 """The tile of means and variances of columns, on all GPUs."""
 
 LEAST_MOMENTS = 2**20
-"""Fewest elements of a matrix whose means and variances our kernel computes. Smaller ones stay in the cache, and
-Inductor's kernels are as fast."""
+"""Fewest elements of a matrix whose means and variances our kernel computes. Inductor is as fast for smaller ones."""

@@ -89,18 +89,6 @@ def is_packed(fake: torch.Tensor) -> bool:
     return True
 
 
-_LIBRARY = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default)
-"""Products of the library."""
-
-
-def is_stored(tensor: fx.Node) -> bool:
-    """Whether Inductor finds a tensor in memory, instead of computing it while it computes what reads it."""
-    made_by: Any = tensor.args[0] if tensor.target is operator.getitem else tensor
-    ours = isinstance(made_by.target, torch._ops.OpOverload) and made_by.target.namespace == "gnncompile"
-    ours = ours and made_by.target is not own.rounded.default  # arithmetic
-    return ours or made_by.op == "placeholder" or made_by.target in _LIBRARY
-
-
 def per_row(factor: Any) -> bool:
     """Whether a factor, a number or a tensor, is the same for all features of a row."""
     if not is_tensor(factor):

@@ -477,6 +477,30 @@ def test_many_features_are_left_outside():
     assert not any(n.op == "linear" for r in regions for n in r.nodes)
 
 
+class Vectors(nn.Module):
+    """Vectors of nodes, whose components are scaled by the same rows of a layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.lin, self.vectors = nn.Linear(width, 8), nn.Linear(6, 24)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor) -> Tensor:
+        source, destination = edge_index
+        messages = self.vectors(x).view(-1, 3, 8)[source] * self.lin(edge_attr).unsqueeze(1)
+        return x.new_zeros(x.size(0), 3, 8).index_add(0, destination, messages).flatten(1)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("which", "width", "inside"), [("triton", 4, True), ("triton", 6, False), ("cpp", 6, True)])
+@pytest.mark.parametrize("edges", EDGE_LISTS)
+def test_layers_that_vectors_read(edges: str, which: str, width: int, inside: bool):
+    """A walk on a GPU would compute a layer for each component."""
+    needs_interpreter(which)
+    with light(which):
+        regions = compare(Vectors(width), EDGE_LISTS[edges], width=width)
+    assert any(n.op == "linear" for r in regions for n in r.nodes) == inside
+
+
 class Returned(MessagePassing):
     """A layer of edge features whose rows leave the model."""
 

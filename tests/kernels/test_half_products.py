@@ -367,6 +367,26 @@ def test_weights_that_lie_in_different_ways(kind: str, on_tensor_cores: None):
         assert float((a.double() - b).norm()) <= 2e-2 * float(b.norm())
 
 
+def test_slices_of_a_weight_share_a_launch(on_tensor_cores: None):
+    """As the filters of PaiNN, of which each message reads a part."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.filters = nn.Linear(20, 96)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights, biases = self.filters.weight.split(32), self.filters.bias.split(32)
+            one, two, three = (nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True))
+            return one.tanh() * two + three
+
+    torch.manual_seed(0)
+    model, x = Model().to(DEVICE, torch.bfloat16), _matrix(torch.bfloat16, 70, 20)
+    found, codes = run_and_get_code(gnncompile.compile(model), x)
+    assert _written(codes)[0] == [1, 0, 0, 0]
+    torch.testing.assert_close(found.double(), copy.deepcopy(model).double()(x.double()), rtol=2e-2, atol=2e-2)
+
+
 def test_weights_with_gaps_are_not_joined(on_tensor_cores: None):
     """The kernel takes weights whose rows or columns lie together. One that is a view of a large parameter has gaps."""
 

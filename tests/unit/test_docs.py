@@ -350,6 +350,8 @@ def test_numbers_that_are_said_are_those_of_the_code():
     assert buckets.SLACK > 0 and loader.MOST == 4 and has("docs/how/steps.md", "to a few sizes, four at most")
     assert hops.MOST == 4 and has("docs/speed.md", "At most four hops")
     assert tuning.TILES.layer_features == 32 and has("docs/sharp-edges.md", "of up to 32 edge features")
+    few = tuning.TILES.layer_features_of_vectors
+    assert has("docs/sharp-edges.md", f"layers of more than {few} features that scale vectors")
     assert has("docs/sharp-edges.md", f"At most {csr.MAX_INDEX:,} edges")
     assert has("docs/how/codegen.md", f"with more than {tuning.TILES.hub_edges} edges is a *hub*")
     assert has("docs/how/runtime.md", f"not replayed for {pool.LONG} calls") and pool.WARM == 2

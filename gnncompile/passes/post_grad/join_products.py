@@ -19,7 +19,7 @@ from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE
 from gnncompile.device import HALVES
 from gnncompile.passes.analysis import aten, is_packed, own, value
 
-_VIEWS = (aten.permute.default, aten.t.default, torch.ops.prims.convert_element_type.default)
+_VIEWS = (aten.permute.default, aten.t.default, aten.slice.Tensor, torch.ops.prims.convert_element_type.default)
 """What may stand between an input of the graph and a weight."""
 _MOST_BETWEEN = 1
 """Most regions between two products that share a launch: a result that is made earlier lies in memory for longer."""

@@ -17,9 +17,11 @@ from torch import fx
 from gnncompile import _compat, tuning
 from gnncompile._compat import aoti
 from gnncompile.device import HALVES, device_of
-from gnncompile.passes.analysis import aten, is_packed, is_stored, is_tensor, own, value
+from gnncompile.passes.analysis import aten, is_packed, is_tensor, own, value
 
 _CONVERT = torch.ops.prims.convert_element_type.default
+_LIBRARY = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default)
+"""Products of the library."""
 
 
 def run(graph: fx.Graph) -> None:
@@ -28,7 +30,7 @@ def run(graph: fx.Graph) -> None:
         return
     for node in graph.find_nodes(op="call_function", target=aten.var_mean.correction):
         matrix, correction = _source(node.args[0]), node.kwargs.get("correction", 1)
-        if not _sums_rows(node) or not isinstance(correction, int) or not _fits(matrix) or not is_stored(matrix):
+        if not _sums_rows(node) or not isinstance(correction, int) or not _fits(matrix) or not _is_stored(matrix):
             continue
         with graph.inserting_before(node):
             made = graph.call_function(own.var_mean_over_rows.default, (matrix, correction))
@@ -61,6 +63,14 @@ def _fits(matrix: Any) -> bool:
     rows, columns = value(matrix).shape
     now = _compat.size_now(rows)
     return isinstance(columns, int) and columns > 0 and (now is None or now * columns >= tuning.LEAST_MOMENTS)
+
+
+def _is_stored(matrix: fx.Node) -> bool:
+    """Whether a matrix lies in memory before it is read. Inductor computes other ones while it sums them."""
+    made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
+    ours = isinstance(made_by.target, torch._ops.OpOverload) and made_by.target.namespace == "gnncompile"
+    ours = ours and made_by.target is not own.rounded.default  # arithmetic
+    return ours or made_by.op == "placeholder" or made_by.target in _LIBRARY
 
 
 def _replace(graph: fx.Graph, user: fx.Node, made: fx.Node) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile import tuning
+from gnncompile.device import device_of
 from gnncompile.passes.analysis import aten, value
 from gnncompile.passes.context import Context
 
@@ -27,8 +28,14 @@ def layer_of(node: fx.Node) -> fx.Node:
     return inner if inner.target is aten.linear.default and value(node).dim() == 3 else node
 
 
-def refusal(ctx: Context, layer: fx.Node) -> str:
-    """Returns the reason why a region cannot compute a layer, or an empty string if it can."""
+def refusal(ctx: Context, layer: fx.Node, components: int = 1) -> str:
+    """Returns the reason why a region cannot compute a layer, or an empty string if it can.
+
+    Args:
+        ctx: The context of the passes.
+        layer: The layer.
+        components: How many components of a vector read each row of the layer.
+    """
     args: Any = layer.args
     rows, weight, *bias = args
     features, weights = int(value(weight).shape[1]), int(value(weight).numel())
@@ -37,6 +44,9 @@ def refusal(ctx: Context, layer: fx.Node) -> str:
     most, most_weights = tuning.TILES.layer_features, tuning.TILES.layer_weights
     if not 0 < features <= most or weights > most_weights:
         return f"it has {features} features and {weights} weights, a kernel takes {most} and {most_weights}"
+    few = tuning.TILES.layer_features_of_vectors
+    if components > 1 and features > few and device_of(value(layer).device).runs_triton:
+        return f"it has {features} features, and a walk of vectors computes a layer of at most {few}"
     if weights <= features**2:
         return "its rows are no wider than its features"
     if not value(rows).dtype.is_floating_point or {rows, weight, layer} & ctx.written:

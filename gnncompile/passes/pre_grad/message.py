@@ -47,10 +47,12 @@ class Message:
         self.tensors: list[tuple[fx.Node, Space]] = []
         self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
         self.known: dict[tuple[fx.Node, Slots], int] = {}
+        self.components = 1
 
     def root(self, src: fx.Node) -> int:
         """Returns the region node of the message. Raises NotFusable if it has more than two feature axes."""
         rank = value(src).dim() - 1
+        self.components = value(src).shape[1] if rank == 2 else 1
         if rank > 2:
             raise NotFusable(f"messages with {rank} feature axes have no kernel yet; found shape {_shape(src)}")
         try:
@@ -233,7 +235,8 @@ class Message:
 
     def _layer(self, layer: fx.Node, node: fx.Node, slots: Slots) -> int:
         """Returns the region node of a linear layer of edge features. `node` may be its view as heads."""
-        reason = edge_linears.refusal(self.ctx, layer)
+        shape = region_shape(value(node).shape[1:], slots)
+        reason = edge_linears.refusal(self.ctx, layer, self.components if shape[0] == 1 else 1)
         if not reason and not (self.visible(layer) and makes_messages(layer)):
             reason = "its rows are used otherwise as well, or made in another mode"
         if reason:
@@ -241,7 +244,7 @@ class Message:
             raise NotFusable(reason)
         rows, weight = layer.args[:2]
         features = self.input(rows, Space.EDGE, (1,))  # type: ignore[arg-type]
-        return self.product(features, weight, region_shape(value(node).shape[1:], slots))  # type: ignore[arg-type]
+        return self.product(features, weight, shape)  # type: ignore[arg-type]
 
     def product(self, features: int, weight: fx.Node, shape: Shape) -> int:
         """Returns the region node of the product of each edge's features with a weight, `[outputs, features]`."""
