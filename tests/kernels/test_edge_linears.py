@@ -492,7 +492,7 @@ class Vectors(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("which", "width", "inside"), [("triton", 4, True), ("triton", 6, False), ("cpp", 6, True)])
-@pytest.mark.parametrize("edges", EDGE_LISTS)
+@pytest.mark.parametrize("edges", ["no edge", FULL])
 def test_layers_that_vectors_read(edges: str, which: str, width: int, inside: bool):
     """A walk on a GPU would compute a layer for each component."""
     needs_interpreter(which)
