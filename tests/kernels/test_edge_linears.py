@@ -501,6 +501,17 @@ def test_layers_that_vectors_read(edges: str, which: str, width: int, inside: bo
     assert any(n.op == "linear" for r in regions for n in r.nodes) == inside
 
 
+def test_layers_in_16_bits_that_vectors_read():
+    """The library multiplies 16-bit values; a walk on a CPU would convert them for each component."""
+    edges, model = EDGE_LISTS[FULL], Vectors(6).bfloat16()
+    x, e = torch.randn(NODES, 6).bfloat16(), torch.randn(edges.size(1), 6).bfloat16()
+    with light("cpp"), launched() as specs:
+        found = gnncompile.compile(model)(x, edges, e)
+    assert specs and not any(n.op == "linear" for spec in specs for n in parse(spec).nodes)
+    exact = copy.deepcopy(model).double()(x.double(), edges, e.double())
+    torch.testing.assert_close(found.double(), exact, rtol=5e-2, atol=5e-2)
+
+
 class Returned(MessagePassing):
     """A layer of edge features whose rows leave the model."""
 

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gnncompile import tuning
-from gnncompile.device import device_of
+from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import aten, value
 from gnncompile.passes.context import Context
 
@@ -45,7 +45,8 @@ def refusal(ctx: Context, layer: fx.Node, components: int = 1) -> str:
     if not 0 < features <= most or weights > most_weights:
         return f"it has {features} features and {weights} weights, a kernel takes {most} and {most_weights}"
     few = tuning.TILES.layer_features_of_vectors
-    if components > 1 and features > few and device_of(value(layer).device).runs_triton:
+    stored_pays = device_of(value(layer).device).runs_triton or value(layer).dtype in HALVES
+    if components > 1 and features > few and stored_pays:
         return f"it has {features} features, and a walk of vectors computes a layer of at most {few}"
     if weights <= features**2:
         return "its rows are no wider than its features"
