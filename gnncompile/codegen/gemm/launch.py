@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE, kernels
-from gnncompile.codegen.triton.launcher import Kernel
-from gnncompile.device import ALIGNMENT, HALVES
+from gnncompile.codegen.triton.launcher import Kernel, Launch, unit_of
+from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
 _split = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
@@ -100,7 +99,7 @@ def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tu
         split = split or _lies(ways[0])[0] != _lies(ways[1])[0]
     weights = tuple(_weight(dtype, way, tile, split) for way in ways)
     first, last = weights[0], weights[-1]
-    across, unit = -(-columns // tile.columns), _unit(dtype, columns)
+    across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers = first.units, last.units, columns // unit, across
     constants = (unit, *first.constants, len(ways) > 1, *last.constants, *ends, *tile[:3])
     return _RowsPlan(_by_rows(tile, dtype), tile.rows, across, numbers, constants, weights)
@@ -123,33 +122,35 @@ def side_by_side(
         outs: ``[rows, columns]`` each, contiguous.
     """
     ways = {(*right.shape, *right.stride()) for right in rights}
-    plan = _plan_side_by_side(left.dtype, ways.pop(), len(rights)) if len(ways) == 1 else None
+    biased = sum([(row is not None) << k for k, row in enumerate(added)])
+    plan = _plan_side_by_side(left.dtype, ways.pop(), len(rights), biased) if len(ways) == 1 else None
     if plan is None:
         for right, row, out in zip(rights, added, outs, strict=True):
             by_rows((left, right), None, row, None, False, out)
         return
     rows = left.size(0)
     added_rows = [out if row is None else row for row, out in zip(added, outs, strict=True)]
-    biased = sum([(row is not None) << k for k, row in enumerate(added)])
-    before, behind = plan.constants[:-3], plan.constants[-3:]
     plan.kernel(
         -(-rows // plan.rows) * plan.across * len(rights),
         (left, *_filled_up(rights), *_filled_up(added_rows), *_filled_up(outs)),
         (rows, *plan.numbers),
-        (*before, biased, *behind),
+        plan.constants,
     )
 
 
 @lru_cache(maxsize=256)
-def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int) -> _RowsPlan | None:
-    """Returns the launch of `many` products of the same rows, except whether a row is added; None if there are gaps."""
+def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> _RowsPlan | None:
+    """Returns the launch of `many` products of the same rows; None if there are gaps in the weights.
+
+    Bit `k` of `biased` tells whether a row is added to product `k`.
+    """
     depth, columns = way[:2]
     if _lies(way) not in ((False, columns), (True, depth)):
         return None
     tile, _ = _tile(dtype, False, columns)
     weight = _weight(dtype, way, tile, split=False)
-    across, unit = -(-columns // tile.columns), _unit(dtype, columns)
-    numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, *tile[:3])
+    across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
+    numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, biased, *tile[:3])
     return _RowsPlan(_side_by_side(tile, dtype), tile.rows, across, numbers, constants, (weight,))
 
 
@@ -212,7 +213,7 @@ def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> _We
     in_parts = split or has_gaps
     lies = "parts" if in_parts else "columns" if transposed else "rows"
     padded = blocks * tile.depth, -(-columns // tile.columns) * tile.columns
-    unit = _unit(dtype, depth)
+    unit = unit_of(dtype, depth)
     constants = unit, blocks, depth == blocks * tile.depth, lies
     becomes = ("parts of a copy" if copied else "parts") if in_parts else "copy" if copied else "itself"
     return _Weight(becomes, depth // unit, constants, padded, pitch, transposed)
@@ -249,11 +250,6 @@ def _lies(way: Way) -> tuple[bool, int | None]:
     return transposed, pitch if 1 in (down, across) and pitch < _LONGEST_PITCH else None
 
 
-def _unit(dtype: torch.dtype, *widths: int) -> int:
-    """Returns the largest power of two, up to 16 bytes, that divides all widths: so many numbers are read at once."""
-    return gcd(ALIGNMENT // dtype.itemsize, *widths)
-
-
 class OverRows(NamedTuple):
     """The arguments of a product over rows, ``left.T @ right``.
 
@@ -287,26 +283,20 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
     results, last = [result for p in both for result in p.results], both[-1]
     partial = torch.empty((plan.shares, plan.size), dtype=torch.float32, device=one.left.device)
     factors = one.left, one.right, last.left, last.right
-    plan.kernel(plan.programs, (*factors, partial), plan.numbers, plan.constants)
+    plan.launch(*factors, partial)
     _joined(partial, results)
 
 
 class _Plan(NamedTuple):
-    """The launch of products over rows, without its tensors.
+    """Products over rows, before their shares are added up.
 
     Attributes:
-        kernel: The kernel.
-        programs: How many programs there are.
-        numbers: The numbers of the launch.
-        constants: The constants of the kernel.
+        launch: The launch.
         shares: How many shares the rows are in.
         size: The elements of the results of a share.
     """
 
-    kernel: Kernel
-    programs: int
-    numbers: tuple[int, ...]
-    constants: tuple[Any, ...]
+    launch: Launch
     shares: int
     size: int
 
@@ -321,7 +311,7 @@ def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], 
     step, programs = _summing(dtype, largest, len(products))
     least = tuning.TILES.steps_per_share[len(products) - 1]
     share, shares = _shares(rows, tuning.TILES.processors * programs // tiles, step, least)
-    units = [[_unit(dtype, width) for width in pair] for pair in widths]
+    units = [[unit_of(dtype, width) for width in pair] for pair in widths]
     counts = [width // unit for k in (0, -1) for width, unit in zip(widths[k], units[k], strict=True)]
     constants = (
         len(products) == 2,
@@ -330,7 +320,8 @@ def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], 
         step,
     )
     size = sum(depth * columns + depth * sums for depth, columns, sums in products)
-    return _Plan(_over_rows(dtype, largest), tiles * shares, (rows, share, *counts), constants, shares, size)
+    launch = Launch(_over_rows(dtype, largest), tiles * shares, (rows, share, *counts), constants)
+    return _Plan(launch, shares, size)
 
 
 def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int]:
@@ -367,27 +358,18 @@ def sums(rows: Tensor, out: Tensor) -> None:
 def _joined(partial: Tensor, results: Sequence[Tensor]) -> None:
     """Sums `partial`, ``[shares, size]``, over the shares; splits the sum, in order, among up to four results."""
     shares, size = partial.shape
-    plan = _plan_join(results[0].dtype, size, tuple([result.numel() for result in results]))
-    plan.kernel(plan.programs, (partial, *_filled_up(results)), (shares, *plan.numbers), plan.constants)
-
-
-class _JoinPlan(NamedTuple):
-    """The launch that adds up shares, without its tensors and the number of shares. See :class:`_Plan`."""
-
-    kernel: Kernel
-    programs: int
-    numbers: tuple[int, ...]
-    constants: tuple[Any, ...]
+    launch = _plan_join(results[0].dtype, shares, size, tuple([result.numel() for result in results]))
+    launch(partial, *_filled_up(results))
 
 
 @lru_cache(maxsize=1024)
-def _plan_join(dtype: torch.dtype, size: int, sizes: tuple[int, ...]) -> _JoinPlan:
+def _plan_join(dtype: torch.dtype, shares: int, size: int, sizes: tuple[int, ...]) -> Launch:
     """Returns the launch for results of a dtype and these sizes, which lie one behind the other in `size` elements."""
     joined = tuning.TILES.joined
     ends = [*accumulate(sizes), *[size] * 3]
-    unit = _unit(torch.float32, *ends)
+    unit = unit_of(torch.float32, *ends)
     numbers = tuple(end // unit for end in (size, *ends[:3]))
-    return _JoinPlan(_join(dtype), -(-size // joined[1]), numbers, (unit, *joined))
+    return Launch(_join(dtype), -(-size // joined[1]), (shares, *numbers), (unit, *joined))
 
 
 @lru_cache(maxsize=16)

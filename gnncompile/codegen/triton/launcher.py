@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
+from math import gcd
 from operator import or_
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.codegen.triton import ahead
 from gnncompile.codegen.triton.entry import Entry
-from gnncompile.device import device_of
+from gnncompile.device import ALIGNMENT, device_of
 
 
 def on_device(device: int) -> AbstractContextManager[object]:
@@ -221,3 +222,21 @@ class Kernel:
         launcher = first_launch(self._kernel, programs, 1, tensors, numbers, constants, self._options)
         if launcher is not None:
             self._launchers[device, constants, unaligned] = launcher
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel, without its tensors. The other fields are the arguments of :class:`Kernel`."""
+
+    kernel: Kernel
+    programs: int
+    numbers: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launches the kernel with these tensors, on the current device, which must be theirs."""
+        self.kernel(self.programs, tensors, self.numbers, self.constants)
+
+
+def unit_of(dtype: torch.dtype, *widths: int) -> int:
+    """Returns the largest power of two, up to 16 bytes, that divides all widths: so many numbers are read at once."""
+    return gcd(ALIGNMENT // dtype.itemsize, *widths)

@@ -8,8 +8,7 @@ Formulae and a Pairwise Algorithm for Computing Sample Variances".
 from __future__ import annotations
 
 from functools import lru_cache
-from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.triton.launcher import Kernel
-from gnncompile.device import ALIGNMENT
+from gnncompile.codegen.triton.launcher import Kernel, Launch, unit_of
 from gnncompile.tile_sizes import MomentsTile
 
 
@@ -126,37 +124,34 @@ def write_moments(matrix: Tensor, correction: int, var: Tensor, mean: Tensor) ->
         return
     plan = _plan(matrix.dtype, rows, columns, correction, tuning.MOMENTS, tuning.TILES.processors)
     partial = torch.empty((plan.shares, 2, columns), dtype=torch.float32, device=matrix.device)
-    of_shares, programs, numbers, constants = plan.first
-    of_shares(programs, (matrix, partial), numbers, constants)
-    joined, programs, numbers, constants = plan.second
-    joined(programs, (partial, var, mean), numbers, constants)
+    plan.of_shares(matrix, partial)
+    plan.joined(partial, var, mean)
 
 
 _MOST = 2**31
 """Limit of rows for the kernels, which count them in int32."""
-
-_Launch = tuple[Kernel, int, tuple[int, ...], tuple[Any, ...]]
-"""A launch without its tensors: the kernel, its programs, its numbers and its constants."""
 
 
 class _Plan(NamedTuple):
     """The number of shares, and both launches."""
 
     shares: int
-    first: _Launch
-    second: _Launch
+    of_shares: Launch
+    joined: Launch
 
 
 @lru_cache(maxsize=1024)
 def _plan(dtype: torch.dtype, rows: int, columns: int, correction: int, table: MomentsTile, processors: int) -> _Plan:
-    across, unit = triton.cdiv(columns, table.columns), gcd(ALIGNMENT // dtype.itemsize, columns)
+    across, unit = triton.cdiv(columns, table.columns), unit_of(dtype, columns)
     share = table.rows * max(1, triton.cdiv(rows * across, table.rows * table.programs * processors))
     shares, units, wide = triton.cdiv(rows, share), columns // unit, triton.cdiv(columns, table.joined[1])
     of_shares, joined = _kernels(dtype, table.warps)
     return _Plan(
         shares,
-        (of_shares, shares * across, (rows, share, units, across), (unit, table.rows, table.columns, table.stages)),
-        (joined, wide, (rows, share, shares, units), (unit, correction, *table.joined)),
+        Launch(
+            of_shares, shares * across, (rows, share, units, across), (unit, table.rows, table.columns, table.stages)
+        ),
+        Launch(joined, wide, (rows, share, shares, units), (unit, correction, *table.joined)),
     )
 
 
