@@ -174,6 +174,19 @@ def select(
     return [cases[key] for key in product(chosen, names, orders) if key in cases]
 
 
+def science_cases(names: Iterable[str], scale: float = 1.0) -> list[Case]:
+    """Returns cases of the suite `science`, such as "EGNN bf16", with `scale` times their nodes and edges.
+
+    Raises:
+        UnknownNameError: a name is not among the suite's cases.
+    """
+    cases = select("science", None, names)
+    if scale == 1.0:
+        return cases
+    parts = [case.name.rpartition(" ") for case in cases]
+    return [science_case(name, precision, SCIENCE[name].graph(name, scale)) for name, _, precision in parts]
+
+
 def graphs_of(suite: str) -> list[str]:
     """Returns the names of the graphs that a suite has cases on."""
     return list(dict.fromkeys(case.graph.name for case in CASES if case.suite == suite))

@@ -61,6 +61,16 @@ def add_budget(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_scale(parser: argparse.ArgumentParser) -> None:
+    """Declares `--scale` of the suite science."""
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="in the suite science, share of the nodes and edges of each model, for small machines",
+    )
+
+
 def options(args: argparse.Namespace, **others: Any) -> Options:
     """Returns the settings that the command line gives; `others` are fields that it does not set."""
     how = replace(Options(), seed=args.seed, **others)

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.cases.layers import DTYPES, USUAL
 from benchmarks.cases.names import chosen
-from benchmarks.cases.registry import Case, science_case, select
+from benchmarks.cases.registry import Case, science_cases
 from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.commands.layers import add_isolate, add_row_limit, measure_cases
@@ -28,9 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precisions", default=",".join(USUAL), help=f"comma-separated, of {', '.join(DTYPES)} (default: %(default)s)"
     )
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the nodes and edges of each model, for small machines"
-    )
+    driver.add_scale(parser)
     add_row_limit(parser)
     add_isolate(parser)
 
@@ -44,8 +42,4 @@ def run(args: argparse.Namespace) -> int:
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Returns the cases that the command line names, in the size that it asks for."""
     names = [f"{model} {precision}" for model in args.models.split(",") for precision in args.precisions.split(",")]
-    cases = select("science", None, names)
-    if args.scale == 1.0:
-        return cases
-    parts = [case.name.rpartition(" ") for case in cases]
-    return [science_case(name, precision, SCIENCE[name].graph(name, args.scale)) for name, _, precision in parts]
+    return science_cases(names, args.scale)

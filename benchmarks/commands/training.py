@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from benchmarks.cases.graphs import GRAPHS
 from benchmarks.cases.names import chosen
 from benchmarks.cases.nested import map_tensors
-from benchmarks.cases.registry import GUIDE_MODELS, Case, select
+from benchmarks.cases.registry import GUIDE_MODELS, Case, science_cases, select
 from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.measuring import counting, measure
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     driver.add_arguments(parser, seconds=3.0, rounds=10)
     driver.add_budget(parser)
+    driver.add_scale(parser)
     parser.add_argument("--suite", default="guide", choices=("guide", "science"), help="(default: %(default)s)")
     parser.add_argument(
         "--graph", default="guide", choices=list(GRAPHS), help="of the suite guide (default: %(default)s)"
@@ -98,7 +99,7 @@ def cases_of(args: argparse.Namespace) -> tuple[list[Case], str]:
     if args.suite == "guide":
         return select("guide", args.graph, args.models.split(",") if args.models else GUIDE_MODELS), args.graph
     names = args.models.split(",") if args.models else [f"{model} fp32" for model in SCIENCE]
-    return select("science", None, names), "science"
+    return science_cases(names, args.scale), "science"
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from gnncompile._compat.autograd import (
     in_backward,
     inside_an_op_with_autograd,
     keep_versions,
-    keeps_graph,
     real_tensors,
     recording_operations,
     run_op_by_op,
@@ -22,6 +21,7 @@ from gnncompile._compat.compiles import empty_is_special, kept_guards, symbolic_
 from gnncompile._compat.cpp import extension_flags, extension_libraries
 from gnncompile._compat.cpu_products import has_products, products_table
 from gnncompile._compat.cuda import current_device, current_stream, prepare_triton, static_cuda_launch, triton_function
+from gnncompile._compat.donations import keeps_graph
 from gnncompile._compat.dynamo import (
     ENTRY,
     CompiledForms,

@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gnncompile._compat.compiles import compiling
-from gnncompile._compat.transforms import tell_what_to_do
+from gnncompile._compat.transforms import mend_backward
 from gnncompile.exc import InternalError
 
 aten = torch.ops.aten
@@ -138,7 +138,7 @@ def run_op_by_op(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any
 
     written_out = {**get_decompositions(_NORMALISE), **OF_NO_ROWS}
     made = aot_autograd(fw_compiler=as_traced, bw_compiler=backward_as_traced, decompositions=written_out)(gm, inputs)
-    tell_what_to_do(made)
+    mend_backward(made)
     return made
 
 
@@ -195,11 +195,6 @@ def without_saved_hooks() -> AbstractContextManager[None]:
     The hooks are for the run, not for the trace.
     """
     return _disable_saved_tensors_hooks_during_tracing()
-
-
-def keeps_graph() -> bool:
-    """Whether the running backward keeps its graph for another backward (``retain_graph=True``)."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def saved_tensors(results: Sequence[Tensor]) -> list[Tensor]:

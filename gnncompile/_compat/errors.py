@@ -31,12 +31,3 @@ def broken_bounds(error: RuntimeError) -> str | None:
     """
     found = re.search(r"index out of bounds: (.*)", str(error))
     return None if found is None else found[1].strip()
-
-
-def is_donated_twice(error: RuntimeError) -> bool:
-    """Whether AOTAutograd refused a backward that keeps its graph, since the backward writes over what it has read.
-
-    AOTAutograd raises a plain RuntimeError. Its state tells that it would refuse, but not that this error is the
-    refusal: the saved tensors may be freed as well. With another text, the user gets that error.
-    """
-    return "donated buffer" in str(error)

@@ -33,7 +33,7 @@ from gnncompile._compat.cpu_gradients import WHOLE_ON_CPUS
 from gnncompile._compat.cuda import current_device, prepare_triton
 from gnncompile._compat.inductor_choices import set_choices
 from gnncompile._compat.numbers import EXACT, EXACT_SETTINGS
-from gnncompile._compat.transforms import tell_what_to_do
+from gnncompile._compat.transforms import mend_backward
 from gnncompile.device import available_cores, device_of
 
 __all__ = [
@@ -82,7 +82,7 @@ def compile_inductor(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[st
         compiled: Any = compile_fx(
             gm, list(inputs), _compile_inner, config_patches=patches, decompositions=decompositions
         )
-    tell_what_to_do(compiled)
+    mend_backward(compiled)
     # The wrapper that turns Dynamo off costs as much as a launch, so it is removed.
     return getattr(compiled, "_torchdynamo_orig_callable", compiled)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
 
-from gnncompile._compat.errors import is_donated_twice
+from gnncompile._compat.donations import let_keep_graph
 from gnncompile.exc import DerivativeError, SecondDerivativeError
 
 _NAMES = {
@@ -30,11 +30,6 @@ GLOBAL_HOOKS = "hooks on all modules (torch.nn.modules.module.register_module_..
 _SECOND = (
     "create_graph=True, for the gradient of a gradient: found a compiled model, whose backward has none. Compile it "
     'with gnncompile.compile(model, options={"double_backward": True}), without recordings.'
-)
-_TWICE = (
-    "retain_graph=True: found a compiled backward, which writes over what it has read and so runs once. Take the "
-    "gradient of all results, or of the sum of all losses, at once; or set torch._functorch.config.donated_buffer = "
-    "False before the first call."
 )
 
 
@@ -109,8 +104,8 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
     refuse_tangents(cotangents)
 
 
-def tell_what_to_do(compiled: Callable[..., Any]) -> None:
-    """Makes the backward of code that AOTAutograd compiled raise errors that say what to do.
+def mend_backward(compiled: Callable[..., Any]) -> None:
+    """Makes the backward of code that AOTAutograd compiled keep its graph if asked to, and raise errors that help.
 
     The code calls a :class:`torch.autograd.Function` of its own if it has a backward. The functions around that call
     hold it in their closures. It is called by :func:`applies` from now on.
@@ -118,7 +113,8 @@ def tell_what_to_do(compiled: Callable[..., Any]) -> None:
     for cell in _cells(compiled):
         kind = getattr(cell.cell_contents, "__self__", None)
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
-            _tell(kind)
+            _check_requests(kind)
+            let_keep_graph(kind)
             cell.cell_contents = applies(kind)
 
 
@@ -136,16 +132,11 @@ def _cells(function: Any) -> Iterator[types.CellType]:
                     functions.append(inner)
 
 
-def _tell(kind: Any) -> None:
+def _check_requests(kind: Any) -> None:
     original = kind.backward
 
     def backward(ctx: Any, *given: Any) -> Any:
         refuse_in_backward(given[0] if given and isinstance(given[0], list) else given)
-        try:
-            return original(ctx, *given)
-        except RuntimeError as error:
-            if not is_donated_twice(error):
-                raise
-            raise DerivativeError(_TWICE) from None
+        return original(ctx, *given)
 
     kind.backward = staticmethod(backward)

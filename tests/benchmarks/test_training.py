@@ -61,7 +61,10 @@ def test_models_with_states_on_edges_are_trained(precision: str):
 def test_cases_of_a_suite():
     parser = argparse.ArgumentParser()
     training.add_arguments(parser)
-    cases, where = training.cases_of(parser.parse_args(["--suite", "science", "--models", "EGNN bf16,SchNet fp32"]))
+    science = ["--suite", "science", "--models"]
+    cases, where = training.cases_of(parser.parse_args([*science, "EGNN bf16,SchNet fp32"]))
     assert [case.name for case in cases] == ["EGNN bf16", "SchNet fp32"] and where == "science"
+    (case,), _ = training.cases_of(parser.parse_args([*science, "EGNN bf16", "--scale", "0.01"]))
+    assert (case.graph.num_nodes, case.graph.num_edges) == (200, 6_000)
     cases, where = training.cases_of(parser.parse_args([]))
     assert [case.name for case in cases] == list(GUIDE_MODELS) and where == "guide"

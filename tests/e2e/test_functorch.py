@@ -279,15 +279,6 @@ def test_a_warning_once_a_note_and_compiled_afterwards() -> None:
     assert len(program.backend.captured) == 1 and program.backend.captured[0].log.regions
 
 
-def test_graphs_that_are_kept() -> None:
-    """Several gradients of one forward: of all results, or what to do instead."""
-    eager = made("own")
-    model = compiled_and_warm(eager, LIGHT)
-    x = X.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match=r"retain_graph=True: .*the sum of all losses, at once"):
-        torch.autograd.grad(model(x, EDGES).sum(), x, retain_graph=True)
-
-
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_tangents_in_a_backward(kind: str) -> None:
     settings = SETTINGS[kind]

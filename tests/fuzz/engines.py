@@ -48,7 +48,7 @@ def _with_last_passes(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[s
         keep_inference_input_mutations=True,
     )
     compiled = wrapped(gm, inputs)
-    _compat.transforms.tell_what_to_do(compiled)
+    _compat.transforms.mend_backward(compiled)
     return compiled
 
 
