@@ -68,6 +68,8 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
         watching = compiling.calls and not compiling.empty_is_special
         if watching and isinstance(expr, sympy.Expr) and expr.free_symbols and sympy.Eq(expr, found) == sympy.false:
             raise _asks_for_emptiness()  # the guard would never hold: positive sizes do not give the value for size 0
+        if compiling.calls and isinstance(expr, sympy.Rel):
+            _hold_small_sizes(self, expr if found else sympy.Not(expr))
         return found
 
     evaluate = ShapeEnv.evaluate_expr
@@ -77,6 +79,19 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
     if guard is not None:
         symbolic_convert.guard_bool = watched_bool  # type: ignore[attr-defined,assignment]
     _patch_answers(left_alone)
+
+
+def _hold_small_sizes(environment: ShapeEnv, relation: sympy.Rel) -> None:
+    """Replaces sizes by the number 1 or 0 if a guard, whose relation this is, holds them there.
+
+    If told that 1 is not special, torch keeps the symbol of such a size, with a range up to 2. A tensor of this size
+    would be broadcast as one row, while its elements would be read as those of several rows.
+    """
+    sizes = (relation.free_symbols & environment.size_like) - free_unbacked_symbols(relation)
+    held = {size for size in sizes if environment.var_to_range[size].upper <= 2}
+    if held:
+        environment.size_like -= held
+        environment._refine_ranges(relation)
 
 
 def _patch_answers(left_alone: Callable[[str], bool]) -> None:

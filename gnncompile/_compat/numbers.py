@@ -61,8 +61,32 @@ def _scalar_tensor(
     return torch.full((), number, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
+def _scaled(combine: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the decomposition of a sum or a difference whose second operand has a factor.
+
+    Inductor's patterns leave out keyword arguments. It computes ``add(x, a @ b, alpha=0.1)`` as ``addmm(x, a, b)``.
+    """
+
+    def decomposed(left: Any, right: Any, *, alpha: Any = 1) -> Any:
+        if not isinstance(alpha, torch.SymFloat | torch.SymInt) and alpha == 1:
+            return NotImplemented
+        if isinstance(right, Tensor):
+            right = right.to(torch.result_type(left, right))
+        return combine(left, right * alpha)
+
+    return decomposed
+
+
+def _running_sum(summed: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Converts before it sums. Inductor's pattern for running sums of a constant leaves out ``dtype``, too."""
+    return NotImplemented if dtype is None else summed.to(dtype).cumsum(dim)
+
+
 EXACT: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor), _remainder),
     aten.scalar_tensor.default: _scalar_tensor,
+    aten.add.Tensor: _scaled(torch.add),
+    aten.sub.Tensor: _scaled(torch.sub),
+    aten.cumsum.default: _running_sum,
 }
 """Decompositions of operations whose numbers are not torch's in Inductor's code."""

@@ -47,6 +47,12 @@ def compare(fn: Callable[..., Tensor], shapes: Shapes, captures: int, device: st
     assert program is not None and len(program.backend.captured) == captures
 
 
+def _running_sums(x: Tensor, index: Tensor) -> Tensor:
+    """The gradient of a running sum asks whether there is one row."""
+    weight = torch.ones(6, 6, dtype=x.dtype, device=x.device).triu()
+    return x + (x @ weight) + (x @ weight).cumsum(0)
+
+
 # Two reductions along different axes, without weights: of a symbolic width Inductor could not fuse them for a GPU.
 def _columns_and_rows(x: Tensor, index: Tensor) -> Tensor:
     unit = nn.functional.normalize(x, dim=-1)
@@ -57,6 +63,8 @@ ROWS = [(9, 6), (4, 6), (0, 6), (1, 6), (30, 6)]
 WIDTHS: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
     "rows": (_columns_and_rows, ROWS, 1),
     "first no rows": (_columns_and_rows, ROWS[2:], 1),
+    "a gradient for one row": (_running_sums, [(9, 6), (1, 6), (0, 6), (4, 6)], 2),
+    "first one row": (_running_sums, [(1, 6), (9, 6), (1, 6), (0, 6)], 2),
     "another width": (_columns_and_rows, [(9, 6), (4, 5), (7, 3), (3, 8)], 2),
     "one feature": (_columns_and_rows, [(9, 1), (4, 6), (7, 3)], 2),
     "three axes": (lambda x, index: x.relu().sum(1), [(9, 3, 6), (4, 3, 6), (5, 2, 6)], 1),

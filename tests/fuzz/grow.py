@@ -32,17 +32,31 @@ UNARY = (
     *("torch.exp(-{0}.abs())", "torch.log({0}.abs() + 0.5)", "({0} * {0} + 0.25).sqrt()", "1 / ({0}.abs() + 0.5)"),
     *("{0}.clamp(-0.5, 1.0)", "{0}.masked_fill({0} > 0.5, 0.25)", "torch.where({0} > 0, {0}, 0.3 * {0})"),
     *("{0}.detach()", "({0} * 1).mul_(2).add_(0.5)", "{0}.square()", "({0} > 0).to({0}.dtype)", "{0}.clone()"),
-    *("{0}.abs().clamp(min=1).pow(-0.5)", "{0}.sign() * 0.5"),
+    *(
+        "{0}.abs().clamp(min=1).pow(-0.5)",
+        "{0}.sign() * 0.5",
+        "F.gelu({0}, approximate='tanh')",
+        "F.elu({0}, alpha=0.5)",
+    ),
+    *("F.softplus({0}, beta=2, threshold=1)", "F.hardtanh({0}, -0.5, 0.25)", "F.celu({0}, alpha=0.5)"),
 )
 BINARY = (
     *("{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1}", "{0} / ({1}.abs() + 0.5)"),
     *("{0} * {1}.sigmoid()", "{0} + {1}.tanh()", "({0} - {1}).relu()", "torch.maximum({0}, {1})"),
     *("{0}.clone().add_({1})", "torch.atan2({0}, {1})", "torch.where({0} > {1}, {0}, {1} * {1})"),
-    *("torch.lerp({0}, {1}, 0.25)", "{0} * ({1} > 0)"),
+    *(
+        "torch.lerp({0}, {1}, 0.25)",
+        "{0} * ({1} > 0)",
+        "torch.add({0}, {1}, alpha=0.5)",
+        "torch.sub({0}, {1}, alpha=-2)",
+    ),
+    *("{0}.clone().sub_({1}, alpha=0.5)", "torch.rsub({0}, {1}, alpha=0.5)", "torch.addcmul({0}, {0}, {1}, value=0.5)"),
 )
 FEATURES = (
     *("F.softmax({0}, dim=-1)", "{0}.log_softmax(-1)", "{0}.flip(-1)", "{0}.cumsum(-1)"),
     *("F.normalize({0}, dim=-1)", "F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),
+    *("{0}.softmax(-1, dtype=torch.float64).to({0}.dtype)", "{0}.cumsum(-1, dtype=torch.float64).to({0}.dtype)"),
+    *("{0} - {0}.var(-1, correction=0, keepdim=True)", "{0}.roll(1, -1)", "{0} - {0}.logsumexp(-1, keepdim=True)"),
 )
 """Functions over the features of each row that keep the shape."""
 
@@ -59,7 +73,9 @@ REDUCTIONS = (
     *("scatter({0}, {i}, 0, {s}, 'max')", "scatter({0}, {i}, 0, {s}, 'min')") * 2,
     "scatter({0}, {i}, 0, {s}, 'mul')",
     "{0}.new_zeros({s}, *{0}.shape[1:]).index_add(0, {i}, {0})",
+    "{0}.new_zeros({s}, *{0}.shape[1:]).index_add(0, {i}, {0}, alpha=0.5)",
     "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_reduce(0, {wide}, {0}, 'amax', include_self=False)",
+    "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_reduce(0, {wide}, {0}, 'mean', include_self=True)",
     "{0}.new_zeros({s}, *{0}.shape[1:]).scatter_add_(0, {wide}, {0})",
     "{0}.new_zeros({s}, *{0}.shape[1:]).index_put(({i},), {0}, accumulate=True)",
 )
@@ -96,6 +112,7 @@ CONVS = {
     "gnn.CGConv({c}, dim=4)": "self.{k}({0}, edge_index, {1})",
     "gnn.EdgeConv(nn.Linear(2 * {c}, {o}))": "self.{k}({0}, edge_index)",
     "gnn.SAGEConv({c}, {o}, aggr=['mean', 'std'])": "self.{k}({0}, edge_index)",
+    "gnn.GCN2Conv({c}, 0.1, 0.5, 1, shared_weights=False)": "self.{k}({0}, {0}.tanh(), edge_index)",
 }
 THEMES = {("y",): 4, ("w",): 6, ("a",): 2, ("z", "q"): 2, ("u",): 3}
 """Inputs that a program may read beside ``x``, and how many programs in ten read them."""
@@ -228,10 +245,10 @@ class Growing:
         return self.add(text, value.space, shape)
 
     def joined(self) -> Value | None:
-        one = self.flat()
-        other = one and self.pick(lambda v: v.space == one.space and len(v.shape) == 1)
-        if one is None or other is None or one.shape[0] + other.shape[0] > WIDEST:
+        found = self.pair()
+        if found is None or sum(v.shape[0] for v in found) > WIDEST:
             return None
+        one, other = found
         return self.add(f"torch.cat([{one.name}, {other.name}], -1)", one.space, (one.shape[0] + other.shape[0],))
 
     def linear(self) -> Value | None:
@@ -272,9 +289,42 @@ class Growing:
         call = self.choose(["{0} * self.{k}", "{0} + self.{k}"])
         return self.module("nn.Parameter(torch.randn({c}))", call, value, value.shape[-1])
 
+    def pair(self) -> tuple[Value, Value] | None:
+        """Returns two values of one space with a single feature axis each."""
+        one = self.flat()
+        other = one and self.pick(lambda v: v.space == one.space and len(v.shape) == 1)
+        return None if one is None or other is None else (one, other)
+
+    def scaled_product(self) -> Value | None:
+        """Adds a product with a matrix to a value, with a factor for each."""
+        found = self.pair()
+        if found is None:
+            return None
+        made = "nn.Parameter(torch.randn({c}, {o}))"
+        call = "torch.addmm({1}, {0}, self.{k}, beta=0.5, alpha=0.25)"
+        return self.module(made, call, found[0], found[1].shape[0], found[1])
+
+    def recurrent(self) -> Value | None:
+        """Updates a value by a cell that reads another one."""
+        found = self.pair()
+        if found is None:
+            return None
+        made = self.choose(["nn.GRUCell({c}, {o})", "nn.Bilinear({c}, {o}, {o})"])
+        return self.module(made, "self.{k}({0}, {1})", found[0], found[1].shape[0], found[1])
+
+    def state(self) -> Value | None:
+        """Subtracts a running sum over the rows, which the model keeps from call to call."""
+        value = self.flat()
+        call = "{0} - self.{k}.mul_(0.5).add_({0}.detach().sum(0), alpha=0.1)"
+        return value and self.module("nn.Buffer(torch.ones({c}))", call, value, value.shape[-1])
+
     def embedding(self) -> Value | None:
         name, space = self.choose([("atom", NODES), ("bond", EDGES)])
         key = f"f{len(self.lines)}"
+        if self.choose([False, False, True]):
+            made = [(key, f"nn.Linear({TYPES}, {CHANNELS}, bias=False)")]
+            text = f"self.{key}(F.one_hot({name}, {TYPES}).to(self.{key}.weight.dtype))"
+            return self.add(text, space, (CHANNELS,), made)
         made = [(key, f"nn.Embedding({TYPES}, {CHANNELS})")]
         return self.add(f"self.{key}({name})", space, (CHANNELS,), made)
 
@@ -385,7 +435,8 @@ class Growing:
         if value is None or (edge is None and "{1}" in CONVS[made]):
             return None
         edge = edge or value  # CONVS[made] does not read it
-        return self.module(made, CONVS[made], value, value.shape[-1] if "CGConv" in made else CHANNELS, edge)
+        width = CHANNELS if "{o}" in made or "heads" in made else value.shape[-1]
+        return self.module(made, CONVS[made], value, width, edge)
 
     def bipartite(self) -> Value | None:
         value, other = self.flat(NODES), self.flat(OTHERS)
@@ -401,12 +452,14 @@ class Growing:
         return self.module(made, "self.{k}(({1}, {0}), pairs)", other, CHANNELS, value)
 
     def whole(self) -> Value | None:
-        """Subtracts a tenth of a reduction over all rows from each row."""
+        """Subtracts a tenth of an operation over all rows from each row."""
         value = self.flat()
         if value is None:
             return None
-        how = "sum" if value.space in (EDGES, PAIRS) else self.choose(["sum", "mean", "amax"])
-        text = f"{value.name} - 0.1 * {value.name}.{how}(0, keepdim=True)"
+        ways = ["sum(0, keepdim=True)", "cumsum(0)", "flip(0)", "softmax(0)"]
+        if value.space not in (EDGES, PAIRS):
+            ways += ["mean(0, keepdim=True)", "amax(0, keepdim=True)"]
+        text = f"{value.name} - 0.1 * {value.name}.{self.choose(ways)}"
         return self.add(text, value.space, value.shape)
 
 
@@ -420,6 +473,9 @@ STEPS: dict[Callable[[Growing], Value | None], int] = {
     Growing.linear: 6,
     Growing.matrices: 2,
     Growing.parameter: 2,
+    Growing.scaled_product: 2,
+    Growing.recurrent: 1,
+    Growing.state: 1,
     Growing.embedding: 1,
     Growing.gathered: 16,
     Growing.reduced: 14,
@@ -433,7 +489,7 @@ STEPS: dict[Callable[[Growing], Value | None], int] = {
     Growing.norm: 3,
     Growing.conv: 2,
     Growing.bipartite: 1,
-    Growing.whole: 1,
+    Growing.whole: 2,
 }
 _STEPS = [step for step, weight in STEPS.items() for _ in range(weight)]
 

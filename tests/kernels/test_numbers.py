@@ -224,3 +224,29 @@ def test_inductor(device: str):
             same(found, expected, f"result {k}")
     program = callable_of(compiled)
     assert program is not None and len(program.backend.captured) == 1
+
+
+def with_keywords(x: Tensor, w: Tensor, state: Tensor) -> list[Tensor]:
+    """Operations with keyword arguments that patterns of Inductor leave out."""
+    product, row = x @ w, w[0]
+    state.mul_(0.5).add_(x @ w, alpha=0.1)
+    return [
+        *(torch.add(x, product, alpha=0.5), torch.add(product, x, alpha=0.5), torch.add(product, x @ w.t(), alpha=2)),
+        *(torch.add(row, product, alpha=-3), torch.add(product, row, alpha=0.25), torch.sub(x, product, alpha=0.5)),
+        *(torch.add((x > 0).int(), product, alpha=0.5), torch.add((x > 0).int(), (x > 1).long(), alpha=3)),
+        *(torch.ones(4, 5, dtype=torch.int64, device=x.device).cumsum(0, dtype=torch.float32), x.cumsum(1)),
+        *(F.gelu(product, approximate="tanh"), product.cumsum(0, dtype=torch.float64), torch.rsub(x, product, alpha=2)),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_keyword_arguments_in_inductor(device: str, dtype: torch.dtype):
+    torch._dynamo.reset()
+    compiled = gnncompile.compile(with_keywords)
+    made = torch.Generator().manual_seed(0)
+    for rows in (7, 1, 0):
+        x, w = (torch.randn(n, 6, generator=made, dtype=dtype).to(device).requires_grad_() for n in (rows, 6))
+        states = [torch.ones_like(x).detach() for _ in range(2)]
+        results = [run(x, w, state) for run, state in zip((compiled, with_keywords), states, strict=True)]
+        gradients = [torch.autograd.grad(sum(r.sum() for r in made if r.requires_grad), (x, w)) for made in results]
+        torch.testing.assert_close([*results[0], *gradients[0], states[0]], [*results[1], *gradients[1], states[1]])

@@ -391,3 +391,29 @@ def test_any_results_may_have_a_cotangent_and_any_inputs_a_gradient():
         torch.testing.assert_close(found, expected)
         with kernels("reference"):  # hundreds of backwards
             torch.testing.assert_close(gradients(found, given, leaves), gradients(expected, given, leaves))
+
+
+class _MovedByAMerge(nn.Module):
+    """The maximum and the softmax by source share a walk with a sum that reads a mean, so the mean moves before them.
+
+    The mean may no longer share a walk with the weighted sum, which reads the softmax.
+    """
+
+    def forward(self, e: Tensor, edge_index: Tensor, n: int) -> tuple[Tensor, ...]:
+        source, target = edge_index
+        weighted = scatter(softmax(e, source, num_nodes=n) * softmax(e, target, num_nodes=n), target, 0, n, "sum")
+        apart = e - scatter(e, target, 0, n, "mean")[target]
+        variance = scatter(apart.square(), target, 0, n, "mean")
+        return weighted, variance, scatter(apart, source, 0, n, "sum"), scatter(e, source, 0, n, "max")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_calls_that_an_earlier_merge_has_moved(name: str):
+    x, edge_index = graph(name)
+    given = torch.randn(edge_index.size(1), WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model, results = _MovedByAMerge(), []
+    for run in (model, gnncompile.compile(model, fullgraph=True)):
+        e = given.clone().requires_grad_()
+        made = run(e, edge_index, x.size(0))
+        results.append([*made, *torch.autograd.grad(sum((m * m).sum() for m in made), e)])
+    torch.testing.assert_close(results[1], results[0])

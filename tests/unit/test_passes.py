@@ -53,6 +53,22 @@ def test_functional_leaves_writes_to_views_and_inputs():
     assert found is not None and found.count("functionalize", "mul_") == 1
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: (x.to(torch.bfloat16) * 2).add_(x),
+        lambda x: x.to(torch.bfloat16).clone().sub_(x.double(), alpha=0.5),
+        lambda x: (x * 2).mul_(x.double()),
+        lambda x: x.detach().clone().gt_(0.5),
+        lambda x: (x > 0).int().clone().add_(x > 1),
+    ],
+)
+def test_functional_keeps_the_dtype_of_what_is_written(write: Callable[[Tensor], Tensor]):
+    """As under autocast, where a layer's results in 16 bits meet values in 32."""
+    found = check(lambda x, row, col: write(x), *data())
+    assert found is not None and not any(op.split(".")[1].endswith("_") for op in found.after["functionalize"])
+
+
 def test_functional_drops_dropout_that_does_nothing():
     found = check(lambda x, row, col: add(x, col, F.dropout(x[row], 0.5, training=False)), *data())
     assert (

@@ -28,7 +28,7 @@ def run(ctx: Context) -> None:
         raise written_input()
     for node in list(ctx.graph.nodes):
         if node.op == "call_function" and mutates(node):
-            _rewrite(node)
+            _rewrite(ctx, node)
         if node.op == "call_function" and node.target is aten.dropout.default:
             _, rate, train = node.args
             if rate == 0 or not train:
@@ -54,7 +54,7 @@ def _hide_permutation(ctx: Context, node: fx.Node) -> None:
     ctx.graph.erase_node(node)
 
 
-def _rewrite(node: fx.Node) -> None:
+def _rewrite(ctx: Context, node: fx.Node) -> None:
     base = node.args[0] if node.args else None
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     if not isinstance(base, fx.Node) or not name.endswith("_") or not _is_the_only_view(base):
@@ -62,8 +62,13 @@ def _rewrite(node: fx.Node) -> None:
     if any(not (makes_new_tensor(user) or user is node) for user in base.users):
         return  # a view of the tensor would see the write
     functional = _functional(node.target)  # type: ignore[arg-type]
-    if functional is not None:
-        node.target = functional
+    if functional is None:
+        return
+    with ctx.graph.inserting_before(node):
+        made = ctx.call(functional, *node.args, like=node, **node.kwargs)
+        made = ctx.in_dtype_of(made, node)  # a tensor keeps its dtype, even if a wider one is added to it
+    node.replace_all_uses_with(made)
+    ctx.graph.erase_node(node)
 
 
 def _is_the_only_view(node: fx.Node) -> bool:

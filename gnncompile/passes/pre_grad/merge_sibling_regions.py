@@ -43,6 +43,7 @@ def run(ctx: Context) -> None:
     written = written_nodes(ctx.graph)
     calls = _calls(ctx, written)
     while calls:
+        calls.sort(key=lambda call: call.node)  # an earlier merge may have moved some
         group = _group(ctx, calls, written)
         calls = [c for c in calls if c not in group]
         if len(group) > 1:
