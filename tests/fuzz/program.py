@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
-from torch import nn
-from torch_geometric.utils import scatter, softmax
+from torch import Tensor, nn
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
 
 NODES, OTHERS, EDGES, PAIRS, GRAPHS = "node", "other", "edge", "pair", "graph"
 """The spaces. A value has a row per node, node of the second kind, edge, edge between both kinds, or graph."""
@@ -53,9 +53,26 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import nn
-from torch_geometric.utils import scatter, softmax
+from torch_geometric.utils import add_self_loops, degree, scatter, softmax
+from tests.fuzz.program import looped, put
 """
+
+
+def put(x: Tensor, at: Any, value: Any) -> Tensor:
+    """Returns a copy of a tensor, with `value` assigned to some elements."""
+    x = x.clone()
+    x[at] = value
+    return x
+
+
+def looped(values: Tensor, edge_index: Tensor, nodes: int, fill: Any) -> Tensor:
+    """Sums values of edges over the edges that enter each node, after self loops have been added."""
+    edge_index, values = add_self_loops(edge_index, values, fill, nodes)
+    return scatter(values, edge_index[1], 0, nodes, "sum")
+
+
 NAMES: dict[str, Any] = {"torch": torch, "F": F, "gnn": gnn, "nn": nn, "scatter": scatter, "softmax": softmax}
+NAMES |= {"put": put, "looped": looped, "degree": degree, "add_self_loops": add_self_loops}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -59,12 +59,15 @@ def test_functional_leaves_writes_to_views_and_inputs():
         lambda x: (x.to(torch.bfloat16) * 2).add_(x),
         lambda x: x.to(torch.bfloat16).clone().sub_(x.double(), alpha=0.5),
         lambda x: (x * 2).mul_(x.double()),
+        lambda x: torch.zeros_like(x, dtype=torch.float64).copy_(x).view(-1),
+        lambda x: torch.empty_like(x).copy_(x[:1]),
+        lambda x: x.new_empty(x.size(1), x.size(0)).copy_(x.t()).view(-1),
         lambda x: x.detach().clone().gt_(0.5),
         lambda x: (x > 0).int().clone().add_(x > 1),
     ],
 )
-def test_functional_keeps_the_dtype_of_what_is_written(write: Callable[[Tensor], Tensor]):
-    """As under autocast, where a layer's results in 16 bits meet values in 32."""
+def test_functional_keeps_what_is_written(write: Callable[[Tensor], Tensor]):
+    """Dtypes, as under autocast, where results of layers in 16 bits meet values in 32; and the layout of copies."""
     found = check(lambda x, row, col: write(x), *data())
     assert found is not None and not any(op.split(".")[1].endswith("_") for op in found.after["functionalize"])
 

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 from torch import fx
 
-from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, mutates, own, value, written_nodes
+from gnncompile.passes.analysis import (
+    aten,
+    drop_unused,
+    is_packed,
+    makes_new_tensor,
+    mutates,
+    own,
+    same_shape,
+    value,
+    written_nodes,
+)
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import written_input
 
@@ -61,14 +71,23 @@ def _rewrite(ctx: Context, node: fx.Node) -> None:
         return
     if any(not (makes_new_tensor(user) or user is node) for user in base.users):
         return  # a view of the tensor would see the write
-    functional = _functional(node.target)  # type: ignore[arg-type]
-    if functional is None:
+    copies, functional = node.target is aten.copy_.default, _functional(node.target)  # type: ignore[arg-type]
+    if functional is None or (copies and not is_packed(value(base))):
         return
     with ctx.graph.inserting_before(node):
-        made = ctx.call(functional, *node.args, like=node, **node.kwargs)
+        made = _copy(ctx, node) if copies else ctx.call(functional, *node.args, like=node, **node.kwargs)
         made = ctx.in_dtype_of(made, node)  # a tensor keeps its dtype, even if a wider one is added to it
     node.replace_all_uses_with(made)
     ctx.graph.erase_node(node)
+
+
+def _copy(ctx: Context, node: fx.Node) -> fx.Node:
+    """Returns a copy of what ``copy_`` writes, with packed rows. The functional form ``copy`` has no derivative."""
+    base, source, *_ = node.args
+    if not same_shape(base, source):
+        source = ctx.call(aten.expand_as.default, source, base, like=node)
+    kind = {"dtype": value(base).dtype, "device": value(base).device, "memory_format": torch.contiguous_format}
+    return ctx.call(aten._to_copy.default, source, like=node, **kind)
 
 
 def _is_the_only_view(node: fx.Node) -> bool:
