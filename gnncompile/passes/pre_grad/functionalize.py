@@ -83,7 +83,8 @@ def _rewrite(ctx: Context, node: fx.Node) -> None:
 
 def _copy(ctx: Context, node: fx.Node) -> fx.Node:
     """Returns a copy of what ``copy_`` writes, with packed rows. The functional form ``copy`` has no derivative."""
-    base, source, *_ = node.args
+    args: Any = node.args
+    base, source, *_ = args
     if not same_shape(base, source):
         source = ctx.call(aten.expand_as.default, source, base, like=node)
     kind = {"dtype": value(base).dtype, "device": value(base).device, "memory_format": torch.contiguous_format}
