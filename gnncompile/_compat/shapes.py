@@ -156,8 +156,8 @@ def unknown_number() -> Any:
     return environment.create_unbacked_symint()
 
 
-def has_unknown_size(fake: Tensor) -> bool:
-    """Whether a tensor has a data-dependent size."""
+def has_unknown_size(fake: Tensor | torch.SymInt) -> bool:
+    """Whether a tensor has a data-dependent size, or a number is one."""
     return bool(free_unbacked_symbols(fake))
 
 

@@ -236,8 +236,8 @@ def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Nod
 def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bool]:
     """Returns the nodes that depend on integer inputs and sizes alone, as the keys of a dict.
 
-    The value is True for a node that depends on integer data or on a sort, and False for a node that Inductor computes
-    from sizes only.
+    The value is True for a node that depends on integer data, on a sort, or on a size that the host waits for. It is
+    False for a node that Inductor computes from sizes only.
     """
     found: dict[fx.Node, bool] = {}
     for node in graph.nodes:
@@ -251,7 +251,7 @@ def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bo
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
             elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
-                found[node] = node.target in _SORTS or any(found[s] for s in node.all_input_nodes)
+                found[node] = node.target in _SORTS or _waits(node) or any(found[s] for s in node.all_input_nodes)
     return found
 
 
@@ -267,6 +267,12 @@ _SORTS = (
     aten.unique_dim.default,
 )
 """Operations that sort, or search for what is equal. They are worth doing once, even for an index made from sizes."""
+
+
+def _waits(node: fx.Node) -> bool:
+    """Whether the host waits for a number that an operation finds in data, such as the number of selected rows."""
+    found = [v for v in pytree.tree_leaves(node.meta["val"]) if isinstance(v, (torch.Tensor, torch.SymInt))]
+    return isinstance(node.target, torch._ops.OpOverload) and any(map(_compat.has_unknown_size, found))
 
 
 def _same_each_time(node: fx.Node) -> bool:

@@ -127,6 +127,22 @@ def test_reshapes_of_few_rows(case: str, rows: tuple[int, ...], device: str):
     compare(RESHAPES[case], [(n, 4) for n in rows], 1, device)
 
 
+INDICES: dict[str, Callable[..., Tensor]] = {
+    "one graph": lambda x, index: scatter(x, index.new_zeros(x.size(0)), 0, None, "max").exp(),
+    "three rows each": lambda x, index: scatter(x, torch.arange(x.size(0), device=x.device) // 3, 0, None, "min") * 2,
+    "every other row": lambda x, index: x[torch.arange(x.size(0), device=x.device) % 2 == 0].relu(),
+}
+
+
+@pytest.mark.parametrize("case", INDICES)
+def test_sizes_found_in_an_index_made_from_sizes(case: str, device: str):
+    """They are found once for each number of rows, so no step waits for them."""
+    torch._dynamo.reset()
+    compare(INDICES[case], [(9, 4), (4, 4), (1, 4), (9, 4)], 1, device)
+    report = gnncompile.explain(INDICES[case], torch.randn(9, 4, device=device), torch.arange(9, device=device))
+    assert report.host_syncs == 0, report
+
+
 def test_no_rows_of_a_kernel_along_two_axes(device: str):
     """Its launcher shares out blocks among axes of the grid: there may be none."""
     torch._dynamo.reset()
