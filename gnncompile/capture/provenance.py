@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import carries_gradient, mutates
+from gnncompile.passes.analysis import aten, carries_gradient, grad_mode, mutates, value
 
 
 def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:
-    """For each result, the positions of the inputs that it is computed from and that may have a gradient.
+    """For each result, the positions of the inputs that require a gradient and that a gradient reaches from the result.
 
     None if all results that may have a gradient come from the same inputs. None also if the graph writes to a tensor
     with such inputs, or returns no sequence.
     """
     given = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     sources: dict[fx.Node, frozenset[int]] = {}
+    enabled = True
     for node in gm.graph.nodes:
-        own = [given[node]] if node in given and carries_gradient(node) else []
-        sources[node] = frozenset(own).union(*(sources[n] for n in node.all_input_nodes))
+        mode = grad_mode(node)
+        enabled = enabled if mode is None else mode
+        own = [given[node]] if node in given and carries_gradient(node) and value(node).requires_grad else []
+        flows = (enabled or mutates(node)) and not _ends_gradients(node)
+        behind = node.all_input_nodes if flows else []
+        sources[node] = frozenset(own).union(*(sources[n] for n in behind))
         if sources[node] and mutates(node):  # a write without sources is harmless: num_batches_tracked of a batch norm
             return None
     results = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):
         return None
     found = [sources[r] if isinstance(r, fx.Node) else frozenset[int]() for r in results]
-    graded = {s for r, s in zip(results, found, strict=True) if isinstance(r, fx.Node) and carries_gradient(r)}
+    graded = {s for r, s in zip(results, found, strict=True) if s and isinstance(r, fx.Node) and carries_gradient(r)}
     return found if len(graded) > 1 else None
+
+
+def _ends_gradients(node: fx.Node) -> bool:
+    """Whether no gradient flows through a node: what it detaches, or computes without floating-point numbers."""
+    if node.target in (aten.detach.default, aten.detach_.default):
+        return True
+    return isinstance(node.meta.get("val"), torch.Tensor) and not carries_gradient(node)
 
 
 def kept_inputs(gm: fx.GraphModule) -> frozenset[int]:

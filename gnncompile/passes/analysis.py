@@ -109,6 +109,11 @@ def is_switch(node: fx.Node) -> bool:
     return _called(node) in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 
 
+def grad_mode(node: fx.Node) -> bool | None:
+    """Whether later nodes have gradients, if a node decides that; None for other nodes."""
+    return bool(node.args[0]) if _called(node) == "_set_grad_enabled" else None
+
+
 def _called(node: fx.Node) -> str:
     return getattr(node.target, "__name__", "")
 

@@ -124,17 +124,22 @@ class Keeps(nn.Module):
         self.beside = beside
         self.linear = nn.Linear(6, 6)
         self.register_buffer("mean", torch.zeros(6))
+        self.largest = nn.Buffer(torch.zeros(6))
 
     def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, ...]:
         h = self.linear(x)
         self.mean = 0.9 * self.mean + 0.1 * h.mean(0)
+        if self.beside == "a write without a gradient":
+            self.largest.mul_(0.5).add_(h.detach().abs().sum(0), alpha=0.1)
         summed = torch.zeros_like(h).index_add(0, edge_index[1], h[edge_index[0]])
         beside = {"a view of an input": x[:, :2], "an input": x, "a view of a result": summed.view(-1, 2, 3)}
         return (summed, beside[self.beside]) if self.beside in beside else (summed,)
 
 
 @pytest.mark.parametrize("through", [False, True])
-@pytest.mark.parametrize("beside", ["nothing", "an input", "a view of an input", "a view of a result"])
+@pytest.mark.parametrize(
+    "beside", ["nothing", "an input", "a view of an input", "a view of a result", "a write without a gradient"]
+)
 def test_a_model_keeps_a_result_with_its_history(device: str, through: bool, beside: str) -> None:
     """Each call's backward is its own; where the kept result is differentiated, the calls before are gone through."""
     torch._dynamo.reset()
@@ -155,3 +160,37 @@ def test_a_model_keeps_a_result_with_its_history(device: str, through: bool, bes
                 total.backward()
         same([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
         same(ours.mean, eager.mean)
+
+
+class Detached(nn.Module):
+    """A layer whose result another result, and what the model writes, read without a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), GCNConv(6, 6)
+        self.seen, self.count = nn.Buffer(torch.zeros(6)), nn.Buffer(torch.zeros(6))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, ...]:
+        h = self.left(x)
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(h.sum(0), alpha=0.1)
+            gate = h.sigmoid()
+        self.count.add_((h > 0).sum(0))
+        return h, self.right(x, edge_index) * gate + h.detach(), gate
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_is_read_without_a_gradient(device: str, which: int) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = Detached().double().to(device)
+    ours = copy.deepcopy(eager)
+    compiled = gnncompile.compile(ours, options={"inductor": device != "cpu"})
+    for sizes in ((12, 40), (7, 0), (1, 0)):
+        for model, run in ((eager, eager), (ours, compiled)):
+            model.zero_grad()
+            run(*graph(device, *sizes))[which].square().sum().backward()
+        found, expected = ([p.grad for p in model.parameters()] for model in (ours, eager))
+        assert [g is None for g in found] == [g is None for g in expected] and None in expected
+        same([g for g in found if g is not None], [g for g in expected if g is not None])
+        same(dict(ours.named_buffers()), dict(eager.named_buffers()))
