@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._functorch import config as functorch_config
 from torch._prims_common import clone_preserve_strides
 
 
@@ -24,14 +23,15 @@ def let_keep_graph(kind: Any) -> None:
     Args:
         kind: The :class:`torch.autograd.Function` that AOTAutograd has made.
     """
-    original = kind._backward_impl
+    original, written = kind._backward_impl, list[int]()
 
     def backward(ctx: Any, args: list[Any]) -> Any:
-        if not keeps_graph():
-            return original(ctx, args)
-        for position in kind.metadata.bw_donated_idxs or ():
-            args[position] = clone_preserve_strides(args[position])
-        with functorch_config.patch(donated_buffer=False):  # only copies are written over, so nothing is refused
-            return original(ctx, args)
+        if keeps_graph():
+            if kind.metadata.bw_donated_idxs != []:  # None if torch knows none
+                written[:] = kind.metadata.bw_donated_idxs or []
+                kind.metadata.bw_donated_idxs = []  # only copies are written over from now on, so nothing is refused
+            for position in written:
+                args[position] = clone_preserve_strides(args[position])
+        return original(ctx, args)
 
     kind._backward_impl = staticmethod(backward)

@@ -82,16 +82,21 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
 
 
 def _hold_small_sizes(environment: ShapeEnv, relation: sympy.Rel) -> None:
-    """Replaces sizes by the number 1 or 0 if a guard, whose relation this is, holds them there.
+    """Replaces sizes by the number 1 or 0 if a relation, which is a guard from now on, leaves them no other value.
 
-    If told that 1 is not special, torch keeps the symbol of such a size, with a range up to 2. A tensor of this size
-    would be broadcast as one row, while its elements would be read as those of several rows.
+    Torch refuses to do so for sizes of which 1 is not special, and keeps a range up to 2 for them. A tensor of such a
+    size would be broadcast as one row, while its elements would be read as those of several rows. If the relation
+    leaves both numbers, a guard more decides which.
     """
     sizes = (relation.free_symbols & environment.size_like) - free_unbacked_symbols(relation)
     held = {size for size in sizes if environment.var_to_range[size].upper <= 2}
-    if held:
-        environment.size_like -= held
-        environment._refine_ranges(relation)
+    if not held:
+        return
+    environment.size_like -= {s for s in environment.size_like if environment.replace(s).free_symbols & held}
+    environment._refine_ranges(relation)
+    for size in held:
+        if environment.var_to_range[size].upper == 1:
+            environment.evaluate_expr(sympy.Eq(size, 1))
 
 
 def _patch_answers(left_alone: Callable[[str], bool]) -> None:

@@ -70,15 +70,16 @@ def _scaled(combine: Callable[..., Any]) -> Callable[..., Any]:
     def decomposed(left: Any, right: Any, *, alpha: Any = 1) -> Any:
         if not isinstance(alpha, torch.SymFloat | torch.SymInt) and alpha == 1:
             return NotImplemented
-        if isinstance(right, Tensor):
-            right = right.to(torch.result_type(left, right))
-        return combine(left, right * alpha)
+        if not isinstance(right, Tensor):
+            return combine(left, right * alpha)
+        dtype = torch.result_type(left, right)
+        return combine(left, (right.to(dtype) * alpha).to(dtype))
 
     return decomposed
 
 
 def _running_sum(summed: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-    """Converts before it sums. Inductor's pattern for running sums of a constant leaves out ``dtype``, too."""
+    """Converts before it sums. Inductor's pattern for running sums of a constant leaves out ``dtype``."""
     return NotImplemented if dtype is None else summed.to(dtype).cumsum(dim)
 
 

@@ -53,6 +53,23 @@ def _running_sums(x: Tensor, index: Tensor) -> Tensor:
     return x + (x @ weight) + (x @ weight).cumsum(0)
 
 
+def _beside_as_many_rows(x: Tensor, index: Tensor) -> Tensor:
+    return _running_sums(x, index) + index.unsqueeze(-1)
+
+
+ASKED: dict[str, Callable[[Tensor], bool]] = {
+    "x.size(0) <= 1": lambda x: x.size(0) <= 1,
+    "x.size(0) < 2": lambda x: x.size(0) < 2,
+    "not x.size(0) > 1": lambda x: not x.size(0) > 1,
+    "x.numel() <= 6": lambda x: x.numel() <= 6,
+}
+"""What a model may ask before it normalises rows."""
+
+
+def _asking(asked: str) -> Callable[..., Tensor]:
+    return lambda x, index: _running_sums(x, index) if ASKED[asked](x) else x - x.mean(0)
+
+
 # Two reductions along different axes, without weights: of a symbolic width Inductor could not fuse them for a GPU.
 def _columns_and_rows(x: Tensor, index: Tensor) -> Tensor:
     unit = nn.functional.normalize(x, dim=-1)
@@ -65,6 +82,7 @@ WIDTHS: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
     "first no rows": (_columns_and_rows, ROWS[2:], 1),
     "a gradient for one row": (_running_sums, [(9, 6), (1, 6), (0, 6), (4, 6)], 2),
     "first one row": (_running_sums, [(1, 6), (9, 6), (1, 6), (0, 6)], 2),
+    "as many rows twice": (_beside_as_many_rows, [(9, 6), (1, 6), (0, 6), (4, 6)], 2),
     "another width": (_columns_and_rows, [(9, 6), (4, 5), (7, 3), (3, 8)], 2),
     "one feature": (_columns_and_rows, [(9, 1), (4, 6), (7, 3)], 2),
     "three axes": (lambda x, index: x.relu().sum(1), [(9, 3, 6), (4, 3, 6), (5, 2, 6)], 1),
@@ -105,6 +123,14 @@ def test_slices_are_decided(case: str, device: str):
 def test_slices_by_inductor(case: str, device: str):
     torch._dynamo.reset()
     compare(*SLICES[case], device)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("rows", [(9, 1, 2, 0), (1, 2)], ids=["many first", "one first"])
+def test_questions_whether_there_are_several_rows(asked: str, rows: tuple[int, ...], device: str):
+    torch._dynamo.reset()
+    captures = {(9, 1, 2, 0): 3, (1, 2): 2}[rows]
+    compare(_asking(asked), [(n, 6) for n in rows], captures, device)
 
 
 RESHAPES: dict[str, Callable[..., Tensor]] = {
