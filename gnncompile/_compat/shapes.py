@@ -7,6 +7,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
 from torch._dynamo.source import TensorPropertySource
@@ -16,6 +17,8 @@ from torch._subclasses import fake_impls
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 from torch.utils import _pytree as pytree
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from gnncompile._compat.compiles import compiling
 
@@ -76,8 +79,25 @@ def patch_slice() -> None:
 def _bound(size: Any, index: Any) -> Any:
     """Returns the row that an index means. Decides by guards, which answer the shape environment's later questions."""
     if bool(index < 0):
-        return index + size if bool(index + size >= 0) else 0
-    return index if bool(index <= size) else size
+        return index + size if _reaches(size, -index) else 0
+    return index if _reaches(size, index) else size
+
+
+def _reaches(size: Any, rows: Any) -> bool:
+    """Whether a size is at least a number of rows, by a guard.
+
+    Torch takes sizes for positive, and makes no guard for one row. So the range of the size is guarded there.
+    """
+    expression = size.node.expr if isinstance(size, torch.SymInt) else None
+    if not (isinstance(rows, int) and rows == 1 and isinstance(expression, sympy.Symbol)):
+        return bool(size >= rows)
+    environment = size.node.shape_env
+    if size_now(size):
+        environment._update_var_to_range(expression, ValueRanges(1, int_oo))
+        return True
+    environment.size_like.discard(expression)
+    environment._set_replacement(expression, sympy.Integer(0), "no rows")
+    return False
 
 
 def patch_automatic_dynamic() -> None:

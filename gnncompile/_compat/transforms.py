@@ -105,10 +105,10 @@ def refuse_in_backward(cotangents: Sequence[Any], second: bool = True) -> None:
 
 
 def mend_backward(compiled: Callable[..., Any]) -> None:
-    """Makes the backward of code that AOTAutograd compiled keep its graph if asked to, and raise errors that help.
+    """Lets the backward of code that AOTAutograd compiled keep its graph, and makes it refuse what it can't compute.
 
     The code calls a :class:`torch.autograd.Function` of its own if it has a backward. The functions around that call
-    hold it in their closures. It is called by :func:`applies` from now on.
+    hold the class in their closures. From now on they call it by :func:`applies`.
     """
     for cell in _cells(compiled):
         kind = getattr(cell.cell_contents, "__self__", None)

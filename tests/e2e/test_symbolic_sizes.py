@@ -96,6 +96,8 @@ def test_widths_are_numbers_until_they_change(case: str, device: str):
     compare(*WIDTHS[case], device)
 
 
+FEW = [(9, 4), (0, 4), (1, 4), (5, 4)]
+"""No rows have a graph of their own where a slice asks for one row."""
 TALL = [(9, 4), (7, 4), (12, 4), (5, 4)]
 SLICES: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
     "features": (lambda x, index: x[:, :2], TALL, 1),
@@ -109,6 +111,10 @@ SLICES: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
     "none": (lambda x, index: x[3:2] * 2, TALL, 1),
     "of another tensor": (lambda x, index: x[: index.size(0) - 2] * 2, TALL, 1),
     "every other": (lambda x, index: x[1::2] * 2, TALL, 1),
+    "all but the first": (lambda x, index: x[1:].exp(), FEW, 2),
+    "all but the last": (lambda x, index: x[:-1].exp(), FEW[1:], 2),
+    "differences": (lambda x, index: torch.diff(x, dim=0).exp(), FEW, 2),
+    "twice": (lambda x, index: torch.cat([x, x[1:]]).exp(), FEW, 2),
 }
 
 
@@ -119,7 +125,7 @@ def test_slices_are_decided(case: str, device: str):
         compare(*SLICES[case], device)
 
 
-@pytest.mark.parametrize("case", ["features", "inner rows", "more than there are"])
+@pytest.mark.parametrize("case", ["features", "inner rows", "more than there are", "all but the first", "differences"])
 def test_slices_by_inductor(case: str, device: str):
     torch._dynamo.reset()
     compare(*SLICES[case], device)

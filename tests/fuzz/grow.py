@@ -97,6 +97,12 @@ class Growing:
         """Returns a value with a single feature axis of two features or more."""
         return self.pick(lambda v: len(v.shape) == 1 and v.shape[0] > 1 and (not spaces or v.space in spaces))
 
+    def pair(self) -> tuple[Value, Value] | None:
+        """Returns two values of one space with a single feature axis each."""
+        one = self.flat()
+        other = one and self.pick(lambda v: v.space == one.space and len(v.shape) == 1)
+        return None if one is None or other is None else (one, other)
+
     def add(self, text: str, space: str, shape: tuple[int, ...], setup: Sequence[tuple[str, str]] = ()) -> Value:
         value = Value(f"v{len(self.lines)}", space, shape)
         self.lines.append(Line(value.name, text, tuple(setup)))
@@ -205,12 +211,6 @@ class Growing:
         call = self.choose(["{0} * self.{k}", "{0} + self.{k}"])
         return self.module("nn.Parameter(torch.randn({c}))", call, value, value.shape[-1])
 
-    def pair(self) -> tuple[Value, Value] | None:
-        """Returns two values of one space with a single feature axis each."""
-        one = self.flat()
-        other = one and self.pick(lambda v: v.space == one.space and len(v.shape) == 1)
-        return None if one is None or other is None else (one, other)
-
     def scaled_product(self) -> Value | None:
         """Adds a product with a matrix to a value, with a factor for each."""
         found = self.pair()
@@ -229,7 +229,7 @@ class Growing:
         return self.module(made, "self.{k}({0}, {1})", found[0], found[1].shape[0], found[1])
 
     def state(self) -> Value | None:
-        """Subtracts a running sum over the rows, which the model keeps from call to call."""
+        """Subtracts a sum over the rows of all calls so far, each of which halves what the calls before it added."""
         value = self.flat()
         call = "{0} - self.{k}.mul_(0.5).add_({0}.detach().sum(0), alpha=0.1)"
         return value and self.module("nn.Buffer(torch.ones({c}))", call, value, value.shape[-1])
