@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbol
 from gnncompile._compat.compiles import compiling
 from gnncompile._compat.dynamo import calling_file
 from gnncompile._compat.recapture import Recapture, Setting
+from gnncompile._compat.shapes import make_special
 
 
 def _asks_for_emptiness() -> Recapture:
@@ -84,15 +85,15 @@ def patch_evaluate_expr(libraries: tuple[str, ...]) -> None:
 def _hold_small_sizes(environment: ShapeEnv, relation: sympy.Rel) -> None:
     """Replaces sizes by the number 1 or 0 if a relation, which is a guard from now on, leaves them no other value.
 
-    Torch refuses to do so for sizes of which 1 is not special, and keeps a range up to 2 for them. A tensor of such a
-    size would be broadcast as one row, while its elements would be read as those of several rows. If the relation
-    leaves both numbers, a guard more decides which.
+    Torch keeps the symbol of a size of which 1 is not special, with a range up to 2. A tensor of such a size would be
+    broadcast as one row, while its elements would be read as those of several rows. If the relation leaves both
+    numbers, a further guard decides which.
     """
     sizes = (relation.free_symbols & environment.size_like) - free_unbacked_symbols(relation)
     held = {size for size in sizes if environment.var_to_range[size].upper <= 2}
     if not held:
         return
-    environment.size_like -= {s for s in environment.size_like if environment.replace(s).free_symbols & held}
+    make_special(environment, held)
     environment._refine_ranges(relation)
     for size in held:
         if environment.var_to_range[size].upper == 1:

@@ -95,9 +95,17 @@ def _reaches(size: Any, rows: Any) -> bool:
     if size_now(size):
         environment._update_var_to_range(expression, ValueRanges(1, int_oo))
         return True
-    environment.size_like.discard(expression)
+    make_special(environment, {expression})
     environment._set_replacement(expression, sympy.Integer(0), "no rows")
     return False
+
+
+def make_special(environment: ShapeEnv, sizes: set[sympy.Symbol]) -> None:
+    """Lets torch replace sizes, and what it has replaced by them, by the numbers 0 and 1 from now on.
+
+    Torch refuses to do so for a size of which these numbers are not special.
+    """
+    environment.size_like -= {s for s in environment.size_like if environment.replace(s).free_symbols & sizes}
 
 
 def patch_automatic_dynamic() -> None:

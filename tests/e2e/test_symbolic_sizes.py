@@ -115,6 +115,7 @@ SLICES: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
     "all but the last": (lambda x, index: x[:-1].exp(), FEW[1:], 2),
     "differences": (lambda x, index: torch.diff(x, dim=0).exp(), FEW, 2),
     "twice": (lambda x, index: torch.cat([x, x[1:]]).exp(), FEW, 2),
+    "of two tensors": (lambda x, index: (x + index.unsqueeze(-1))[1:] * index[1:].unsqueeze(-1) + x[:-1], FEW, 2),
 }
 
 
@@ -125,7 +126,9 @@ def test_slices_are_decided(case: str, device: str):
         compare(*SLICES[case], device)
 
 
-@pytest.mark.parametrize("case", ["features", "inner rows", "more than there are", "all but the first", "differences"])
+@pytest.mark.parametrize(
+    "case", ["features", "inner rows", "more than there are", "all but the first", "differences", "of two tensors"]
+)
 def test_slices_by_inductor(case: str, device: str):
     torch._dynamo.reset()
     compare(*SLICES[case], device)
