@@ -69,27 +69,28 @@ def patch_slice() -> None:
             size = self.size(dim)
             bounds = 0 if start is None else start, size if end is None else end
             if all(size_now(number) is not None for number in (size, *bounds)):
-                start, end = (_bound(size, index) for index in bounds)
+                start, end = (_bound(size, index, step) for index in bounds)
                 end = start if bool(start > end) else end
         return ordinary(mode, op, self, dim, start, end, step)
 
     implementations[torch.ops.aten.slice.Tensor] = decided
 
 
-def _bound(size: Any, index: Any) -> Any:
+def _bound(size: Any, index: Any, step: int) -> Any:
     """Returns the row that an index means. Decides by guards, which answer the shape environment's later questions."""
     if bool(index < 0):
-        return index + size if _reaches(size, -index) else 0
-    return index if _reaches(size, index) else size
+        return index + size if _reaches(size, -index, step) else 0
+    return index if _reaches(size, index, step) else size
 
 
-def _reaches(size: Any, rows: Any) -> bool:
+def _reaches(size: Any, rows: Any, step: int) -> bool:
     """Whether a size is at least a number of rows, by a guard.
 
-    Torch takes sizes for positive, and makes no guard for one row. So the range of the size is guarded there.
+    Torch takes sizes for positive, and makes no guard for one row. Without rows, a slice of all but one row would have
+    a size of -1, so the range of the size is guarded. In larger steps, the size of the slice is 0.
     """
     expression = size.node.expr if isinstance(size, torch.SymInt) else None
-    if not (isinstance(rows, int) and rows == 1 and isinstance(expression, sympy.Symbol)):
+    if not (isinstance(rows, int) and rows == 1 and step == 1 and isinstance(expression, sympy.Symbol)):
         return bool(size >= rows)
     environment = size.node.shape_env
     if size_now(size):
