@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import aten, carries_gradient, grad_mode, mutates, value
+from gnncompile.passes.analysis import aten, carries_gradient, mutates, value, with_grad_mode
 
 
 def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:
@@ -17,15 +17,12 @@ def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:
     """
     given = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     sources: dict[fx.Node, frozenset[int]] = {}
-    enabled = True
-    for node in gm.graph.nodes:
-        mode = grad_mode(node)
-        enabled = enabled if mode is None else mode
+    for node, enabled in with_grad_mode(gm.graph):
+        writes = mutates(node)
         own = [given[node]] if node in given and carries_gradient(node) and value(node).requires_grad else []
-        flows = (enabled or mutates(node)) and not _ends_gradients(node)
-        behind = node.all_input_nodes if flows else []
+        behind = node.all_input_nodes if (enabled or writes) and not _ends_gradients(node) else []
         sources[node] = frozenset(own).union(*(sources[n] for n in behind))
-        if sources[node] and mutates(node):  # a write without sources is harmless: num_batches_tracked of a batch norm
+        if sources[node] and writes:  # a write without sources is harmless: num_batches_tracked of a batch norm
             return None
     results = gm.graph.output_node().args[0]
     if not isinstance(results, (tuple, list)):

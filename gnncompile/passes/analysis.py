@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,6 +36,12 @@ def carries_gradient(node: fx.Node) -> bool:
 def value(node: fx.Node) -> Any:
     """The fake value of a node."""
     return node.meta["val"]
+
+
+def fakes_in(node: fx.Node) -> list[torch.Tensor | torch.SymInt]:
+    """Returns the fake tensors and symbolic integers in a node's value, which may be nested."""
+    found = pytree.tree_leaves(node.meta.get("val"))
+    return [v for v in found if isinstance(v, (torch.Tensor, torch.SymInt))]
 
 
 def is_tensor(node: Any) -> bool:
@@ -109,9 +116,18 @@ def is_switch(node: fx.Node) -> bool:
     return _called(node) in ("_set_grad_enabled", "_enter_autocast", "_exit_autocast")
 
 
-def grad_mode(node: fx.Node) -> bool | None:
-    """Whether later nodes have gradients, if a node decides that; None for other nodes."""
-    return bool(node.args[0]) if _called(node) == "_set_grad_enabled" else None
+def switches_gradients(node: fx.Node) -> bool:
+    """Whether a node turns grad mode on or off."""
+    return _called(node) == "_set_grad_enabled"
+
+
+def with_grad_mode(graph: fx.Graph) -> Iterator[tuple[fx.Node, bool]]:
+    """Yields each node, and whether grad mode is on there."""
+    enabled = torch.is_grad_enabled()
+    for node in graph.nodes:
+        if switches_gradients(node):
+            enabled = bool(node.args[0])
+        yield node, enabled
 
 
 def _called(node: fx.Node) -> str:
@@ -256,7 +272,7 @@ def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bo
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
             elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
-                found[node] = node.target in _SORTS or _waits(node) or any(found[s] for s in node.all_input_nodes)
+                found[node] = any(found[s] for s in node.all_input_nodes) or node.target in _SORTS or _waits(node)
     return found
 
 
@@ -267,17 +283,13 @@ _SORTS = (
     aten.argsort.default,
     aten.argsort.stable,
     aten.topk.default,
-    aten.unique_consecutive.default,
-    aten._unique2.default,
-    aten.unique_dim.default,
 )
-"""Operations that sort, or search for what is equal. They are worth doing once, even for an index made from sizes."""
+"""Operations that sort. They are worth doing once, even for an index made from sizes."""
 
 
 def _waits(node: fx.Node) -> bool:
     """Whether the host waits for a number that an operation finds in data, such as the number of selected rows."""
-    found = [v for v in pytree.tree_leaves(node.meta["val"]) if isinstance(v, (torch.Tensor, torch.SymInt))]
-    return isinstance(node.target, torch._ops.OpOverload) and any(map(_compat.has_unknown_size, found))
+    return isinstance(node.target, torch._ops.OpOverload) and any(map(_compat.has_unknown_size, fakes_in(node)))
 
 
 def _same_each_time(node: fx.Node) -> bool:

@@ -10,13 +10,12 @@ from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from gnncompile import _compat
 from gnncompile.debug_dir import GraphDump
 from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.options import Options
-from gnncompile.passes.analysis import depends_on_chance
+from gnncompile.passes.analysis import depends_on_chance, fakes_in
 from gnncompile.passes.context import Context
 from gnncompile.passes.joint import share_exchanged_rows
 from gnncompile.passes.log import PassLog
@@ -259,8 +258,7 @@ def _context(gm: fx.GraphModule, options: Options, leads_on: bool) -> Context:
     for node in traced.graph.nodes:
         if depends_on_chance(node):
             node.meta.pop("recompute", None)  # a second run would draw other random numbers
-        found = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, (torch.Tensor, torch.SymInt))]
-        if _compat.assumed_sizes(found):
+        if _compat.assumed_sizes(fakes_in(node)):
             node.meta.pop("unbacked_bindings", None)  # differentiation would look for a symbol that no longer exists
     return Context(traced, mode, set(), options, leads_on=leads_on)
 

@@ -57,19 +57,6 @@ def _beside_as_many_rows(x: Tensor, index: Tensor) -> Tensor:
     return _running_sums(x, index) + index.unsqueeze(-1)
 
 
-ASKED: dict[str, Callable[[Tensor], bool]] = {
-    "x.size(0) <= 1": lambda x: x.size(0) <= 1,
-    "x.size(0) < 2": lambda x: x.size(0) < 2,
-    "not x.size(0) > 1": lambda x: not x.size(0) > 1,
-    "x.numel() <= 6": lambda x: x.numel() <= 6,
-}
-"""What a model may ask before it normalises rows."""
-
-
-def _asking(asked: str) -> Callable[..., Tensor]:
-    return lambda x, index: _running_sums(x, index) if ASKED[asked](x) else x - x.mean(0)
-
-
 # Two reductions along different axes, without weights: of a symbolic width Inductor could not fuse them for a GPU.
 def _columns_and_rows(x: Tensor, index: Tensor) -> Tensor:
     unit = nn.functional.normalize(x, dim=-1)
@@ -134,11 +121,23 @@ def test_slices_by_inductor(case: str, device: str):
     compare(*SLICES[case], device)
 
 
+ASKED: dict[str, Callable[[Tensor], bool]] = {
+    "x.size(0) <= 1": lambda x: x.size(0) <= 1,
+    "x.size(0) < 2": lambda x: x.size(0) < 2,
+    "not x.size(0) > 1": lambda x: not x.size(0) > 1,
+    "x.numel() <= 6": lambda x: x.numel() <= 6,
+}
+"""What a model may ask before it normalises rows."""
+
+
+def _asking(asked: str) -> Callable[..., Tensor]:
+    return lambda x, index: _running_sums(x, index) if ASKED[asked](x) else x - x.mean(0)
+
+
 @pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("rows", [(9, 1, 2, 0), (1, 2)], ids=["many first", "one first"])
-def test_questions_whether_there_are_several_rows(asked: str, rows: tuple[int, ...], device: str):
+@pytest.mark.parametrize(("rows", "captures"), [((9, 1, 2, 0), 3), ((1, 2), 2)], ids=["many first", "one first"])
+def test_questions_whether_there_are_several_rows(asked: str, rows: tuple[int, ...], captures: int, device: str):
     torch._dynamo.reset()
-    captures = {(9, 1, 2, 0): 3, (1, 2): 2}[rows]
     compare(_asking(asked), [(n, 6) for n in rows], captures, device)
 
 

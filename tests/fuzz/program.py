@@ -53,7 +53,7 @@ import torch
 import torch.nn.functional as F
 import torch_geometric.nn as gnn
 from torch import nn
-from torch_geometric.utils import add_self_loops, degree, scatter, softmax
+from torch_geometric.utils import degree, scatter, softmax
 from tests.fuzz.program import looped, put
 """
 
@@ -72,7 +72,7 @@ def looped(values: Tensor, edge_index: Tensor, nodes: int, fill: Any) -> Tensor:
 
 
 NAMES: dict[str, Any] = {"torch": torch, "F": F, "gnn": gnn, "nn": nn, "scatter": scatter, "softmax": softmax}
-NAMES |= {"put": put, "looped": looped, "degree": degree, "add_self_loops": add_self_loops}
+NAMES |= {"put": put, "looped": looped, "degree": degree}
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
 

@@ -10,12 +10,8 @@ UNARY = (
     *("torch.exp(-{0}.abs())", "torch.log({0}.abs() + 0.5)", "({0} * {0} + 0.25).sqrt()", "1 / ({0}.abs() + 0.5)"),
     *("{0}.clamp(-0.5, 1.0)", "{0}.masked_fill({0} > 0.5, 0.25)", "torch.where({0} > 0, {0}, 0.3 * {0})"),
     *("{0}.detach()", "({0} * 1).mul_(2).add_(0.5)", "{0}.square()", "({0} > 0).to({0}.dtype)", "{0}.clone()"),
-    *(
-        "{0}.abs().clamp(min=1).pow(-0.5)",
-        "{0}.sign() * 0.5",
-        "F.gelu({0}, approximate='tanh')",
-        "F.elu({0}, alpha=0.5)",
-    ),
+    *("{0}.abs().clamp(min=1).pow(-0.5)", "{0}.sign() * 0.5", "F.gelu({0}, approximate='tanh')"),
+    "F.elu({0}, alpha=0.5)",
     *("put({0}, {0} > 0.5, 0.25)", "put({0}, slice(1, None), {0}[:-1])", "torch.zeros_like({0}).copy_({0})"),
     *("{0}.double().sin().to({0}.dtype)", "({0}.abs() + 0.5) ** 1.5", "{0}.float().to({0}.dtype)"),
     *("F.softplus({0}, beta=2, threshold=1)", "F.hardtanh({0}, -0.5, 0.25)", "F.celu({0}, alpha=0.5)"),
@@ -24,12 +20,8 @@ BINARY = (
     *("{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} * {1}", "{0} / ({1}.abs() + 0.5)"),
     *("{0} * {1}.sigmoid()", "{0} + {1}.tanh()", "({0} - {1}).relu()", "torch.maximum({0}, {1})"),
     *("{0}.clone().add_({1})", "torch.atan2({0}, {1})", "torch.where({0} > {1}, {0}, {1} * {1})"),
-    *(
-        "torch.lerp({0}, {1}, 0.25)",
-        "{0} * ({1} > 0)",
-        "torch.add({0}, {1}, alpha=0.5)",
-        "torch.sub({0}, {1}, alpha=-2)",
-    ),
+    *("torch.lerp({0}, {1}, 0.25)", "{0} * ({1} > 0)", "torch.add({0}, {1}, alpha=0.5)"),
+    "torch.sub({0}, {1}, alpha=-2)",
     *("{0}.clone().sub_({1}, alpha=0.5)", "torch.rsub({0}, {1}, alpha=0.5)", "torch.addcmul({0}, {0}, {1}, value=0.5)"),
 )
 FEATURES = (

@@ -243,9 +243,9 @@ def with_keywords(x: Tensor, w: Tensor, state: Tensor) -> list[Tensor]:
 def test_keyword_arguments_in_inductor(device: str, dtype: torch.dtype):
     torch._dynamo.reset()
     compiled = gnncompile.compile(with_keywords)
-    made = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for rows in (7, 1, 0):
-        x, w = (torch.randn(n, 6, generator=made, dtype=dtype).to(device).requires_grad_() for n in (rows, 6))
+        x, w = (torch.randn(n, 6, generator=generator, dtype=dtype).to(device).requires_grad_() for n in (rows, 6))
         states = [torch.ones_like(x).detach() for _ in range(2)]
         results = [run(x, w, state) for run, state in zip((compiled, with_keywords), states, strict=True)]
         gradients = [torch.autograd.grad(sum(r.sum() for r in made if r.requires_grad), (x, w)) for made in results]

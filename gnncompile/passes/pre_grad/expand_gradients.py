@@ -11,7 +11,6 @@ that its formulas read stay nodes of the graph, so AOTAutograd can differentiate
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 import torch
@@ -19,7 +18,16 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import aten, is_one, is_switch, is_tensor, mutates, own, value
+from gnncompile.passes.analysis import (
+    aten,
+    is_one,
+    is_tensor,
+    mutates,
+    own,
+    switches_gradients,
+    value,
+    with_grad_mode,
+)
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import user_line
 from gnncompile.passes.pre_grad import canonicalize, dropout, functionalize, normalize_sizes
@@ -49,14 +57,10 @@ def _drop_switches(graph: fx.Graph) -> None:
     """Removes switches of grad mode that change nothing, or all of them if grad mode is off at the start."""
     graph_enabled = enabled = torch.is_grad_enabled()
     for node in list(graph.nodes):
-        if _switches_gradients(node):
+        if switches_gradients(node):
             before, enabled = enabled, bool(node.args[0])
             if not graph_enabled or before == enabled:
                 graph.erase_node(node)
-
-
-def _switches_gradients(node: fx.Node) -> bool:
-    return node.op == "call_function" and is_switch(node) and "grad" in node.target.__name__  # type: ignore[union-attr]
 
 
 _NEW = "written out"
@@ -73,7 +77,7 @@ class _Written:
         self._give_seeds()
         self.between = self._between()
         self.edge = self._edge()
-        self.enabled = dict(_grad_mode(ctx.graph))
+        self.enabled = dict(with_grad_mode(ctx.graph))
 
     def _read_arguments(self) -> None:
         arguments: Any = self.call.args
@@ -233,12 +237,3 @@ def _needed(results: list[fx.Node], known: dict[fx.Node, fx.Node]) -> set[fx.Nod
             needed.add(node)
             todo += [] if node in known else node.all_input_nodes
     return needed
-
-
-def _grad_mode(graph: fx.Graph) -> Iterator[tuple[fx.Node, bool]]:
-    """Yields each node, and whether grad mode is on there."""
-    enabled = torch.is_grad_enabled()
-    for node in graph.nodes:
-        if _switches_gradients(node):
-            enabled = bool(node.args[0])
-        yield node, enabled
