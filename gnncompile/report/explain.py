@@ -131,8 +131,9 @@ def _explain(
     compiled(*args, **kwargs)
     breaks = _compat.graph_breaks() - before
     syncs, launches = seen(lambda: count_syncs(compiled, args, kwargs))
-    times = measure_steps(program, compiled, args, kwargs, torch.device(_device(program))) if measure else None
-    return _report(program, breaks, syncs, launches, times, not_recorded)
+    device = _device(program.target, args, kwargs)
+    times = measure_steps(program, compiled, args, kwargs, device) if measure else None
+    return _report(program, device.type, breaks, syncs, launches, times, not_recorded)
 
 
 def _parameters(target: Any) -> list[str]:
@@ -145,6 +146,7 @@ def _parameters(target: Any) -> list[str]:
 
 def _report(
     program: CompiledCallable,
+    device: str,
     breaks: int,
     syncs: int,
     launches: Sequence[Launch],
@@ -157,7 +159,6 @@ def _report(
     launches = launches if times is None else times.launches
     ran = [_kernels(found) for found in assigned(launches, [r.spec for r in records], wanted)]
     unfused = {k: count for graph in graphs for k, count in unfused_bytes(graph.before).items()}
-    device = _device(program)
     regions = [_region(r, device, ran[k], unfused.get(k, 0.0)) for k, r in enumerate(records)]
     skipped = [s for c in captured for s in c.log.skipped] + program.backend.notes
     notes = [f"{reason} (reference interpreter)" for reason in launch.fallbacks.values()]
@@ -237,10 +238,11 @@ def _region(record: RegionRecord, device: str, kernels: tuple[KernelReport, ...]
     return RegionReport(summary(region), kernel, record.line, record.shape, to_text(region), kernels, unfused)
 
 
-def _device(program: CompiledCallable) -> str:
-    target = program.target
-    tensors = list(target.parameters())[:1] if isinstance(target, torch.nn.Module) else []
-    return tensors[0].device.type if tensors else "cpu"
+def _device(target: Any, args: Any, kwargs: Any) -> torch.device:
+    """Returns where a model runs: on the device of its parameters or arguments that the host waits for, if any."""
+    own = [*target.parameters(), *target.buffers()] if isinstance(target, torch.nn.Module) else []
+    tensors = [one for one in (*own, *tree_leaves((args, kwargs))) if isinstance(one, Tensor)]
+    return next((t.device for t in tensors if device_of(t.device).host_waits), torch.device("cpu"))
 
 
 class _SyncCounter(TorchDispatchMode):
@@ -248,12 +250,16 @@ class _SyncCounter(TorchDispatchMode):
 
     A number that was copied to the host earlier is a tensor on the CPU, and reading it waits for nothing. So once an
     operation works on another device, operations on the CPU don't count.
+
+    Args:
+        has_device: Whether the model is known to work on another device. Its compiled code need not show this, since
+            it may call kernels without an operation of torch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, has_device: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._on_cpu, self._elsewhere = 0, 0
-        self._has_device = False
+        self._has_device = has_device
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -301,7 +307,7 @@ def _copies_to_host(func: Any, args: Any, kwargs: Any) -> bool:
 
 def count_syncs(compiled: Any, args: Any, kwargs: Any) -> int:
     """Runs a call and returns its number of device syncs. On a CPU the same operations are counted but cost nothing."""
-    with _SyncCounter() as counter:
+    with _SyncCounter(device_of(_device(compiled, args, kwargs)).host_waits) as counter:
         compiled(*args, **kwargs)
     return int(counter.count)
 

@@ -175,6 +175,12 @@ def test_a_number_that_is_on_the_host_already_is_no_sync():
     assert count_syncs(bool, (number,), {}) == 1
 
 
+def test_a_number_on_the_host_is_no_sync_where_no_operation_shows_the_device():
+    number, elsewhere = torch.zeros(()), torch.ones((), device="meta")
+    assert count_syncs(lambda x: bool(number), (elsewhere,), {}) == 0
+    assert count_syncs(lambda x: bool(number), (number,), {}) == 1
+
+
 @pytest.mark.parametrize("name", LEARNED)
 def test_selections_by_learned_numbers(name: str):
     if name == "loss" and torch.__version__ < "2.12":

@@ -175,6 +175,7 @@ def test_sizes_found_in_an_index_made_from_sizes(case: str, device: str):
     compare(INDICES[case], [(9, 4), (4, 4), (1, 4), (9, 4)], 1, device)
     report = gnncompile.explain(INDICES[case], torch.randn(9, 4, device=device), torch.arange(9, device=device))
     assert report.host_syncs == 0, report
+    assert all((r.kernel == "cpp") == (device == "cpu") for r in report.regions)
 
 
 def test_no_rows_of_a_kernel_along_two_axes(device: str):

@@ -108,10 +108,14 @@ def check(region: Region, where: str, features: int, device: str, tolerance: flo
         outputs.append(torch.full(size, start, dtype=getattr(torch, out.dtype), device=device))
     kernel = launch.kernel(region.spec, device)
     assert launch.fallbacks == {}
-    kernel([t.to(device) for t in given], Layout(*(t.to(device) for t in walk)), outputs)
+    kernel([t.to(device) for t in given], _moved(walk, device), outputs)
     for found, wanted in zip(outputs, expected, strict=True):
         scale = max(float(wanted.abs().max()), 1.0) if wanted.numel() else 1.0
         torch.testing.assert_close(found.cpu().double() / scale, wanted / scale, rtol=0, atol=tolerance)
+
+
+def _moved(walk: Layout, device: str) -> Layout:
+    return Layout(*(t.to(device) for t in walk))
 
 
 def exactly(region: Region) -> Region:
@@ -122,6 +126,7 @@ def exactly(region: Region) -> Region:
 
 
 DEVICES = [("cpp", "cpu"), ("triton", "cpu"), pytest.param("triton", "cuda", marks=pytest.mark.gpu)]
+OF_TRITON = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of lanes that hold anything
@@ -282,17 +287,18 @@ def test_products_of_few_edges_are_compiled():
     assert max(int(shared) for _, shared in lines) <= 48 * 1024
 
 
-def test_float16_overflows_as_in_eager():
+@pytest.mark.parametrize("device", OF_TRITON)
+def test_float16_overflows_as_in_eager(device: str):
     """A product rounds its values first. In float32 the value would be 90,000."""
+    needs_interpreter("triton", device)
     b = Builder(D)
     e, g = b.input(0, E, (1, 8), "float16"), b.input(1, D, (1, 16), "float16")
     region = b.finish([Output(b.outer(e, b.op("mul", g, g), (1, 16)), "float32", (1, 16))])
     walk, rows, _, edges = graph(FULL)
-    out = torch.zeros(8, 1, 16)
+    out = torch.zeros(8, 1, 16, device=device)
+    given = [torch.ones(edges, 8), torch.full((rows, 16), 300)]
     with kernels("triton"):
-        launch.kernel(region.spec, "cpu")(
-            [torch.ones(edges, 8).half(), torch.full((rows, 16), 300).half()], walk, [out]
-        )
+        launch.kernel(region.spec, device)([t.half().to(device) for t in given], _moved(walk, device), [out])
     assert out.isinf().all()
 
 
@@ -321,21 +327,22 @@ def test_as_many_features_as_channels(which: str, device: str):
         check(region, FULL, 3, device, 2e-6)
 
 
-def test_features_that_do_not_stand_at_multiples_of_eight_bytes():
+@pytest.mark.parametrize("device", OF_TRITON)
+def test_features_that_do_not_stand_at_multiples_of_eight_bytes(device: str):
     """A GPU can't load a word from an odd place, so such a tensor is copied first."""
+    needs_interpreter("triton", device)
     region = message("float32", 1, 4, 2)
     assert edge_linears.read_as_words(region) == {1}
     assert edge_linears.read_as_words(message("float32", 1, 4, 3)) == frozenset()
     walk, rows, columns, edges = graph(FULL)
     x, e, w = tensors(region, rows, columns, edges, 2)
-    odd = torch.cat([torch.zeros(1), e.flatten()])[1:].view_as(e)
+    odd = torch.cat([torch.zeros(1), e.flatten()]).to(device)[1:].view_as(e)
     assert odd.data_ptr() % 8
-    needs_interpreter("triton")
     with kernels("triton"):
-        found = torch.empty(rows, 4)
-        launch.kernel(region.spec, "cpu")([x, odd, w], walk, [found])
+        found = torch.empty(rows, 4, device=device)
+        launch.kernel(region.spec, device)([x.to(device), odd, w.to(device)], _moved(walk, device), [found])
     (expected,) = run(region, [x, e, w], walk)
-    torch.testing.assert_close(found, expected.view(rows, 4))
+    torch.testing.assert_close(found.cpu(), expected.view(rows, 4))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
