@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Step(NamedTuple):
@@ -15,6 +18,22 @@ class Step(NamedTuple):
 
     elements: int
     stages: int
+
+
+class ShortRows(NamedTuple):
+    """The work of a program that walks rows with few edges.
+
+    Attributes:
+        rows: Rows of a program.
+        edges: Edges of each row per step.
+        channels: Channels of a row for each warp, and fewest channels of such a row.
+        widest: Most channels of a row.
+    """
+
+    rows: int
+    edges: int
+    channels: int
+    widest: int
 
 
 class WalkTile(NamedTuple):
@@ -67,3 +86,14 @@ class MomentsTile(NamedTuple):
     programs: int
     warps: int
     joined: tuple[int, int]
+
+
+def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:
+    """Returns the choice for graphs with `degree` edges per row on average.
+
+    Args:
+        choices: Pairs of the least degree and the choice, in ascending order, like those of ``tiles_by_degree``.
+        degree: Edges per row.
+        otherwise: The choice for a degree below the first.
+    """
+    return next((one for least, one in reversed(choices) if degree >= least), otherwise)

@@ -2,8 +2,7 @@
 
 :data:`TILES` has those of GPUs, :data:`HALF_PRODUCTS` those of GPUs' 16-bit products, and :data:`LOOPS` those of C++
 kernels. They change how fast results come, and the order in which numbers are added; so they are no options of users
-(:mod:`gnncompile.options`). Numbers that a format, a kind of hardware or correctness dictates stand beside the code
-that uses them.
+(:mod:`gnncompile.options`). Numbers that a format, hardware or correctness dictates stand beside their code.
 
 To tune for another kind of device, measure (``python -m benchmarks tiles``), and make another instance of the table.
 """
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 from gnncompile.half_sizes import H200_HALVES, HalfProductTable
 from gnncompile.loop_sizes import XEON, LoopTable
-from gnncompile.tile_sizes import MomentsTile, ProductTile, Step, WalkTile
+from gnncompile.tile_sizes import MomentsTile, ProductTile, ShortRows, Step, WalkTile
 
 _T = TypeVar("_T")
 
@@ -47,8 +46,7 @@ class TileTable:
     """Elements per row from which on a reduction combines the edges of each step, rather than after the loop."""
 
     rows_of_sums: Choices
-    """Rows per program, if a region does little but reduce rows, by their width; in 16 bits by half of it, unless the
-    row has :attr:`sum_width` elements and the graph :attr:`several_edges`. Measured."""
+    """Rows per program of plain sums, by their width; in 16 bits by half of it, except :attr:`sum_width`. Measured."""
 
     rows_of_others: Choices
     """Rows per program of other regions, by the width of a row."""
@@ -66,7 +64,10 @@ class TileTable:
     """The same limit for a sum of rows of one head, on graphs with :attr:`several_edges`. Measured."""
 
     several_edges: int
-    """Edges per row, on average, from which on :attr:`sum_width` is the limit. Measured."""
+    """Edges per row, on average, from which on :attr:`sum_width` is the limit and rows are not short. Measured."""
+
+    short_rows: ShortRows
+    """The tile of one head on graphs with fewer edges per row. Measured."""
 
     many_edges: int
     """Edges per row, on average, from which on a sum of rows has a tile for long rows. Measured."""
@@ -166,8 +167,7 @@ class TileTable:
     """Elements of a step of a piece for each warp, where one wide value per edge is read. Measured."""
 
     beside: int
-    """Most of these elements, where other programs of the same launch walk several rows each. The limit is half as high
-    if the kernel does more than sum rows. Measured."""
+    """Most of these elements beside programs of several rows, in a sum of rows; otherwise half of it. Measured."""
 
     beside_in_lanes: int
     """The same limit for narrow rows: their lanes, combined after the loop, have a register for each element."""
@@ -294,8 +294,7 @@ class TileTable:
     """Number of multiprocessors of these GPUs."""
 
     least_over_rows: int
-    """Least multiplications of our product over rows. Below, the library is as fast. A product over rows that also sums
-    the rows is always ours."""
+    """Least multiplications of our product over rows, unless it also sums the rows. Below, the library is as fast."""
 
     least_by_rows: int
     """Least multiplications of our product with a weight. Below, the library is as fast."""
@@ -376,6 +375,7 @@ H200 = TileTable(
     split_width=1024,
     sum_width=128,
     several_edges=8,
+    short_rows=ShortRows(rows=4, edges=2, channels=64, widest=128),
     many_edges=32,
     long_step=16,
     long_elements=512,

@@ -17,7 +17,8 @@ from torch import Tensor
 
 import gnncompile
 from benchmarks.cases.nested import tensors as tensors_of
-from benchmarks.cases.registry import Case, select
+from benchmarks.cases.registry import Case, science_cases, select
+from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.commands.layers import KEY, SUITES
 from benchmarks.measuring import measure
@@ -25,10 +26,11 @@ from benchmarks.measuring.comparison import Options
 from benchmarks.measuring.errors import first_line
 from benchmarks.reporting import tables
 from gnncompile.codegen.triton.plan import schedule
-from gnncompile.codegen.triton.tile import Tile, of_degree, tiles_by_degree, warps_of
+from gnncompile.codegen.triton.tile import Tile, tiles_by_degree, warps_of
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime import launch
+from gnncompile.tile_sizes import of_degree
 
 NAME = "tiles"
 HELP = "other tiles for the Triton kernels of a layer"
@@ -69,20 +71,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of this subcommand."""
     driver.add_arguments(parser, seconds=0.1, rounds=3, rows="all that are tried")
     driver.add_budget(parser)
-    parser.add_argument("--suite", default="layers", choices=list(SUITES), help="(default: %(default)s)")
+    parser.add_argument("--suite", default="layers", choices=[*SUITES, "science"], help="(default: %(default)s)")
     parser.add_argument("--graph", help="as of `layers` (default: guide; all of the attention suite)")
-    parser.add_argument("--layers", help="comma-separated (default: all)")
+    parser.add_argument(
+        "--layers", help="comma-separated; in the suite science as of `training --models` (default: all)"
+    )
     parser.add_argument("--edges", default="1,2,4,8,16", help="edges per step (default: %(default)s)")
     parser.add_argument("--stages", default="1,2", help="stages of a program of one row (default: %(default)s)")
+    parser.add_argument("--several", default="1,2,4,8", help="rows of a program of several rows (default: %(default)s)")
+    parser.add_argument("--warps", help="warps of a program (default: those of the chosen tile)")
+    parser.add_argument(
+        "--any-rows", action="store_true", help="try several rows where the chosen tile has one as well"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the benchmark; the exit status is 1 if a chosen tile failed."""
     device = driver.device_of_triton(args)
-    suite = SUITES[args.suite]
-    graph = args.graph or suite.graph
-    cases = select(args.suite, graph, args.layers.split(",") if args.layers else None, suite.orders[-1:])
-    edges, stages = ([int(number) for number in text.split(",")] for text in (args.edges, args.stages))
+    cases, tried = cases_of(args), Tried.of(args)
     how = driver.options(args)
 
     def measure_case(case: Case, progress: driver.Progress) -> tuple[str, driver.Records]:
@@ -90,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         texts, records = [], []
         for number, one in enumerate(launches(case, device, how.seed)):
             progress(f"region {number}")
-            results = measure_tiles(one, tiles_around(one.region, one.degree, edges, stages), device, how)
+            results = measure_tiles(one, tiles_around(one.region, one.degree, tried), device, how)
             texts.append(format_region(number, one.region, results))
             records += [record(case, number, result, results) for result in results]
         return "\n\n".join(texts), records
@@ -99,8 +105,43 @@ def run(args: argparse.Namespace) -> int:
     return driver.run(args, stem, cases, measure_case, key=KEY, budget=driver.Budget(args.budget))
 
 
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Returns the cases that the command line names."""
+    names = args.layers.split(",") if args.layers else None
+    if args.suite == "science":
+        return science_cases(names or [f"{model} fp32" for model in SCIENCE])
+    suite = SUITES[args.suite]
+    return select(args.suite, args.graph or suite.graph, names, suite.orders[-1:])
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The numbers that tiles are made of.
+
+    Attributes:
+        edges: Edges per step.
+        stages: Stages of a program of one row.
+        rows: Rows of a program of several rows.
+        warps: Warps of a program; without any, those that the rule takes.
+        any_rows: Whether programs of several rows are tried as well where the chosen tile has one row.
+    """
+
+    edges: Sequence[int] = (1, 2, 4, 8, 16)
+    stages: Sequence[int] = (1, 2)
+    rows: Sequence[int] = (1, 2, 4, 8)
+    warps: Sequence[int] = ()
+    any_rows: bool = False
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Tried":
+        """Returns the numbers that the command line names."""
+        lists = (args.edges, args.stages, args.several, args.warps or "")
+        edges, stages, rows, warps = ([int(number) for number in text.split(",") if number] for text in lists)
+        return cls(edges, stages, rows, warps, args.any_rows)
+
+
 def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
-    """Runs one step of a case; returns a launch of each distinct region that walks edges."""
+    """Runs one step of a case; returns a launch of each distinct region that walks edges row by row."""
     found: dict[str, Launch] = {}
 
     def watch(
@@ -111,7 +152,8 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
         outputs: Sequence[Tensor],
         start: Callable[[], None],
     ) -> None:
-        if region.walks_edges and not region.sums_all and region.spec not in found:
+        by_rows = region.walks_edges and not region.sums_all and not region.tiled
+        if by_rows and region.spec not in found:
             given, walk, made = ([t.detach().clone() for t in many] for many in (tensors, layout, outputs))
             found[region.spec] = Launch(region, given, Layout(*walk[:3]), made)
         start()
@@ -125,22 +167,26 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
     return list(found.values())
 
 
-def tiles_around(region: Region, degree: float, edges: Sequence[int], stages: Sequence[int]) -> list[Tile]:
+def tiles_around(region: Region, degree: float, tried: Tried) -> list[Tile]:
     """Returns the tile chosen for `degree` edges per row, then tiles with other edges and stages, rows or heads."""
     (_, first), *denser = tiles_by_degree(region, schedule(region))
     chosen = of_degree(denser, degree, first)
-    return list(dict.fromkeys([chosen, *_others(region, chosen, edges, stages)]))
+    others = [*(_of_rows(chosen, tried) if chosen.rows > 1 or tried.any_rows else ())]
+    others += _of_one_row(region, chosen, tried) if chosen.rows == 1 else ()
+    return list(dict.fromkeys([chosen, *others]))
 
 
-def _others(region: Region, chosen: Tile, edges: Sequence[int], stages: Sequence[int]) -> Iterator[Tile]:
-    if chosen.rows > 1:
-        for rows, number in product((1, 2, 4, 8), edges):
-            yield replace(chosen, rows=rows, edges=number, steps=1)
-        return
+def _of_rows(chosen: Tile, tried: Tried) -> Iterator[Tile]:
+    for rows, number, warps in product(tried.rows, tried.edges, tried.warps or (chosen.num_warps,)):
+        yield replace(chosen, rows=rows, edges=number, num_warps=warps, stages=1, steps=1)
+
+
+def _of_one_row(region: Region, chosen: Tile, tried: Tried) -> Iterator[Tile]:
     shared = (chosen.heads // 2 or 1, chosen.heads, 2 * chosen.heads, 0) if chosen.heads else (0,)
-    for heads, number, depth in product(shared, edges, stages):
+    for heads, number, depth in product(shared, tried.edges, tried.stages):
         tile = replace(chosen, heads=heads, edges=number, stages=depth)
-        yield replace(tile, num_warps=warps_of(tile.width(region.grid)))
+        for warps in tried.warps or (warps_of(tile.width(region.grid)),):
+            yield replace(tile, num_warps=warps)
 
 
 def measure_tiles(one: Launch, tiles: Sequence[Tile], device: torch.device, how: Options) -> list[TileResult]:

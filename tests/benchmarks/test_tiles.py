@@ -36,22 +36,24 @@ def test_regions_of_forward_and_backward_once_each(launched):
 
 def test_the_chosen_tile_comes_first_and_others_once(launched):
     region = launched[0].region
-    tried = tiles.tiles_around(region, launched[0].degree, (1, 2), (1, 2))
+    tried = tiles.tiles_around(region, launched[0].degree, tiles.Tried((1, 2), (1, 2)))
     assert tried[0].rows > 1 and len(tried) == len(set(tried)) and {t.rows for t in tried} == {1, 2, 4, 8}
     wide = triton_regions.dot_attention(Space.DESTINATION, "float32", 16, 64)
-    tried = tiles.tiles_around(wide, 0, (1, 2), (2,))
+    tried = tiles.tiles_around(wide, 0, tiles.Tried((1, 2), (2,)))
     assert {(t.heads, t.num_warps) for t in tried} == {(2, 1), (4, 1), (8, 2), (0, 4)}
+    tried = tiles.tiles_around(wide, 0, tiles.Tried((1,), (1,), rows=(2,), warps=(1, 4), any_rows=True))
+    assert {(t.rows, t.num_warps) for t in tried[1:]} == {(2, 1), (2, 4), (1, 1), (1, 4)}
 
 
 def test_the_chosen_tile_is_that_for_the_graph():
     """By how many edges its rows have."""
     region = triton_regions.neighbour_sum(Space.DESTINATION, "float32", 1, 256)
-    assert [tiles.tiles_around(region, degree, (), ())[0].channels for degree in (7.9, 8, 32)] == [256, 128, 64]
+    assert [tiles.tiles_around(region, degree, tiles.Tried())[0].channels for degree in (7.9, 8, 32)] == [256, 128, 64]
 
 
 def test_wrong_and_broken_tiles_have_no_time(launched, monkeypatch):
     one = launched[0]
-    right, *_ = tiles.tiles_around(one.region, one.degree, (2,), (1,))
+    right, *_ = tiles.tiles_around(one.region, one.degree, tiles.Tried((2,), (1,)))
     broken = replace(right, edges=3)  # no power of two
     found = tiles.measure_tiles(one, [right, replace(right, edges=1), broken], DEVICE, OPTIONS)
     assert [result.status for result in found] == ["ok", "ok", "FAILED"]

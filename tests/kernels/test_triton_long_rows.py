@@ -57,6 +57,12 @@ def wide_edges(by: Space, dtype: str, heads: int, channels: int) -> Region:
     return b.finish([Output(b.reduce("sum", b.input(0, E, (heads, channels), dtype)), dtype, (heads, channels))])
 
 
+def gathered(by: Space, dtype: str, heads: int, channels: int) -> Region:
+    """The rows of edges, without a reduction."""
+    b = Builder(by)
+    return b.finish([Output(b.on_edges(b.input(0, by, (heads, channels), dtype)), dtype, (heads, channels))])
+
+
 def tiles_of(region: Region) -> list[tuple[int, Tile]]:
     return tiles_by_degree(region, schedule(region))
 
@@ -152,7 +158,8 @@ def test_tiles_for_long_rows() -> None:
     assert tiles_of(neighbour_sum(D, "float32", 1, 256)) == [whole, split, (MANY, Tile(1, 16, 64, 1))]
     halves = (SEVERAL, Tile(1, 8, 128, 1)), (MANY, Tile(1, 16, 128, 1))
     assert tiles_of(neighbour_sum(D, "bfloat16", 1, 256)) == [whole, *halves]
-    assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [(0, Tile(2, 1, 64, 1)), (MANY, Tile(1, 16, 64, 1))]
+    several = (0, Tile(4, 2, 64, 1)), (SEVERAL, Tile(2, 1, 64, 1))
+    assert tiles_of(weighted_sum(S, "float32", 1, 64)) == [*several, (MANY, Tile(1, 16, 64, 1))]
     assert tiles_of(neighbour_sum(D, "float32", 1, 16))[1:] == [(MANY, Tile(1, 32, 16, 1))]
 
 
@@ -194,14 +201,15 @@ def test_sums_of_wide_rows_are_split(case: Case, channels: int, device: str) -> 
 def test_a_maximum_of_halves_takes_one_row_of_a_dense_graph(device: str) -> None:
     region = maximum(D, "bfloat16", 1, 128)
     tiles = tiles_of(region)
-    assert [(least, tile.rows) for least, tile in tiles] == [(0, 2), (SEVERAL, 1)]
+    assert [(least, tile.rows) for least, tile in tiles] == [(0, 4), (SEVERAL, 1)]
     assert TritonKernel(region)._for(DENSE.layout(device)).tile == tiles[-1][1]
     check(region, DENSE, device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_wait_for_each_other_only_where_edges_are_cheap(dtype: str) -> None:
-    rows = [tiles_of(case(D, dtype, 1, 128))[0][1].rows for case in (neighbour_sum, weighted_sum)]
+    regions = [case(D, dtype, 1, 128) for case in (neighbour_sum, weighted_sum)]
+    rows = [choose_tile(region, schedule(region)).rows for region in regions]
     assert rows == ([2, 1] if dtype == "bfloat16" else [1, 1])
 
 
@@ -214,3 +222,23 @@ def test_a_softmax_of_halves_shares_the_channels_of_an_edge(dtype: str, channels
     assert hinted == (dtype != "float32" and channels >= 100)
     for name in GRAPHS:
         check(region, GRAPHS[name], device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("channels", [64, 100, 128])
+@pytest.mark.parametrize("case", [neighbour_sum, edge_relu, max_and_min, gathered])
+def test_short_rows_share_a_program(case: Case, channels: int, dtype: str, device: str) -> None:
+    region = case(D, dtype, 1, channels)
+    short, usual = tiles_of(region)[:2]
+    assert (short[0], usual[0]) == (0, SEVERAL) and short[1].rows == 4 and short[1].edges == 2 != usual[1]
+    assert short[1].num_warps == (1 if channels == 64 else 2)
+    for g in (*GRAPHS.values(), with_edges(3 * SEVERAL - 1), with_edges(3 * SEVERAL)):
+        taken = TritonKernel(region)._for(g.layout(device)).tile
+        assert (taken == short[1]) == (g.row.numel() < max(g.num_rows, 1) * SEVERAL)
+        check(region, g, device)
+
+
+@pytest.mark.parametrize("case", [neighbour_sum, edge_relu])
+@pytest.mark.parametrize("shape", [(1, 32), (1, 256), (2, 64)], ids=str)
+def test_narrow_and_wide_rows_and_heads_keep_their_tile(case: Case, shape: tuple[int, int]) -> None:
+    assert tiles_of(region := case(D, "float32", *shape))[0] == (0, choose_tile(region, schedule(region)))

@@ -22,7 +22,7 @@ from gnncompile.codegen.triton.launcher import Launcher, complaint, first_launch
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.plan import Part, schedule
 from gnncompile.codegen.triton.program_sums import ProgramSums
-from gnncompile.codegen.triton.tile import Tile, choose_tile, of_degree, tiles_by_degree
+from gnncompile.codegen.triton.tile import Tile, choose_tile, tiles_by_degree
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.writer import COUNTS, KERNEL, Writer, writer_of
 from gnncompile.exc import ArgumentError
@@ -31,6 +31,7 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.layout import csr
 from gnncompile.layout.csr import rows_of_edges
+from gnncompile.tile_sizes import of_degree
 
 Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
 """A function that launches a kernel, given its tensors, its numbers, the device index and the number of programs."""
