@@ -24,13 +24,13 @@ class ShortRows(NamedTuple):
     """The work of a program that walks rows with few edges.
 
     Attributes:
-        rows: Rows of a program.
-        edges: Edges of each row per step.
-        channels: Channels of a row for each warp, and fewest channels of such a row.
-        widest: Most channels of a row.
+        rows: Rows of a program, by the elements of a row, as pairs of the least number and the choice.
+        edges: Edges of each row per step, for one head; for several heads it is one edge.
+        channels: Elements of a row for each warp. Several heads have fewer.
+        widest: Most elements of a row.
     """
 
-    rows: int
+    rows: tuple[tuple[int, int], ...]
     edges: int
     channels: int
     widest: int

@@ -67,7 +67,7 @@ class TileTable:
     """Edges per row, on average, from which on :attr:`sum_width` is the limit and rows are not short. Measured."""
 
     short_rows: ShortRows
-    """The tile of one head on graphs with fewer edges per row. Measured."""
+    """The tile of short rows, on graphs with fewer edges per row. Measured."""
 
     many_edges: int
     """Edges per row, on average, from which on a sum of rows has a tile for long rows. Measured."""
@@ -375,7 +375,7 @@ H200 = TileTable(
     split_width=1024,
     sum_width=128,
     several_edges=8,
-    short_rows=ShortRows(rows=4, edges=2, channels=64, widest=128),
+    short_rows=ShortRows(rows=((16, 8), (64, 4)), edges=2, channels=64, widest=128),
     many_edges=32,
     long_step=16,
     long_elements=512,
