@@ -69,6 +69,11 @@ class Outcome:
     error: float | None = None
 
 
+def largest_error(found: Tensor, expected: Tensor) -> float:
+    """Returns the largest relative difference of losses, `[steps]`, from those in float64."""
+    return float(((found - expected) / expected).abs().max())
+
+
 def check(
     outcome: Outcome,
     build: Callable[[], S],
@@ -94,7 +99,7 @@ def check(
     except Exception as error:
         outcome.status, outcome.message = "FAILED", first_line(error)
         return None
-    outcome.error = float(((found - expected) / expected).abs().max())
+    outcome.error = largest_error(found, expected)
     if not outcome.error <= tolerance:  # a NaN is wrong too
         outcome.status = "WRONG"
         outcome.message = f"losses differ by {outcome.error:.1e}, tolerance {tolerance:.0e}"

@@ -58,6 +58,14 @@ def test_models_with_states_on_edges_are_trained(precision: str):
     assert [r.status for r in results] == ["ok", "ok", "WRONG"]
 
 
+def test_in_16_bits_a_row_may_err_as_eager_does(monkeypatch):
+    case = science_case("GatedGCN", "bf16", SCIENCE["GatedGCN"].graph("GatedGCN", 0.0005))
+    rows = [*named(TRAINING_ROWS, ["eager"]), TrainingRow("wrong", plain_loop(Wrong))]
+    monkeypatch.setattr(training, "HALF_TOLERANCE", 1e-9)
+    results = run_training(case, rows, CPU, Options(seconds=0.01, rounds=2), lambda text: None)
+    assert [r.status for r in results] == ["ok", "WRONG"] and results[0].error > 1e-9
+
+
 def test_cases_of_a_suite():
     parser = argparse.ArgumentParser()
     training.add_arguments(parser)
