@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import platform
 import py_compile
 import signal
 import stat
@@ -360,3 +361,25 @@ def test_a_compile_that_is_killed(
     builds.clear()
     assert load().run() == 7 and not builds
     assert subprocess.run(["find", str(cache), "-perm", "/022"], capture_output=True, check=True).stdout == b""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+def test_flags_that_a_compiler_does_not_know_are_left_out(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    old = 'case "$*" in *-mmove-max*) echo "unknown argument" >&2; exit 1;; esac'
+    monkeypatch.setenv("CXX", script(tmp_path / "cxx", f'{old}\nexec {compiler.compiler()[0]} "$@"'))
+    assert not set(compiler.WIDE_MOVES) & set(compiler.kernel_flags(True))
+    assert load(11).run() == 11
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="flags of x86-64")
+def test_arrays_are_copied_by_whole_registers(cache: Path, tmp_path: Path):
+    """Else a CPU waits between a store of half a register and a load of the whole."""
+    flags = [*compiler.kernel_flags(True), "-march=x86-64-v4"]
+    if not set(compiler.WIDE_MOVES) <= set(flags):
+        pytest.skip("the compiler is older than gcc 12, or another one")
+    source = "struct Row { float of[64]; }; void copy(Row *to, const Row *from) { *to = *from; }"
+    done = subprocess.run(
+        [*compiler.compiler(), *flags, "-x", "c++", "-S", "-o", "-", "-"],
+        input=source, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "%zmm" in done.stdout and "%ymm" not in done.stdout

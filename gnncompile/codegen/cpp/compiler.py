@@ -29,6 +29,9 @@ from gnncompile.exc import UnsupportedRegion
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 """Compiler flags of a kernel. No flag changes the handling of NaN, infinities or signed zeros, or the order of sums."""
 
+WIDE_MOVES = ("-mmove-max=512", "-mstore-max=512")
+"""Flags of gcc 12 and newer on x86-64: arrays are cleared and copied by 512 bits at a time, if the CPU can."""
+
 MESSAGE_LINES = 12
 """Number of lines of a compiler's message that an error repeats."""
 
@@ -143,8 +146,21 @@ def kernel_flags(contract: bool) -> tuple[str, ...]:
 
 
 def wide_vectors() -> tuple[str, ...]:
-    """Returns a flag for 512-bit registers on x86-64. Feature rows fill them, but gcc does not use them by default."""
-    return ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+    """Returns flags for 512-bit registers on x86-64. Feature rows fill them, but gcc does not use them by default.
+
+    Without :data:`WIDE_MOVES`, gcc clears and copies arrays by 256 bits. A load of 512 bits that follows must wait
+    until both halves are in the cache, since a CPU forwards only what one store wrote.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    return ("-mprefer-vector-width=512", *(WIDE_MOVES if _takes(compiler(), WIDE_MOVES) else ()))
+
+
+@lru_cache(maxsize=8)
+def _takes(command: tuple[str, ...], flags: tuple[str, ...]) -> bool:
+    """Whether a compiler knows all flags."""
+    tried = [*command, *flags, "-x", "c++", "-fsyntax-only", "-"]
+    return subprocess.run(tried, input="", capture_output=True, text=True, check=False).returncode == 0
 
 
 @lru_cache(maxsize=8)
