@@ -26,7 +26,7 @@ class ShortRows(NamedTuple):
     Attributes:
         rows: Rows of a program, by the elements of a row, as pairs of the least number and the choice.
         edges: Edges of each row per step, for one head; for several heads it is one edge.
-        channels: Elements of a row for each warp. Several heads have fewer.
+        channels: Elements of a row for each warp. Rows of several heads, and those with a softmax, have fewer.
         widest: Most elements of a row.
     """
 

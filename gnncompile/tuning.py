@@ -64,7 +64,7 @@ class TileTable:
     """The same limit for a sum of rows of one head, on graphs with :attr:`several_edges`. Measured."""
 
     several_edges: int
-    """Edges per row, on average, from which on :attr:`sum_width` is the limit and rows are not short. Measured."""
+    """Edges per row, on average, from which on :attr:`sum_width` is the limit; rows are short below. Measured."""
 
     short_rows: ShortRows
     """The tile of short rows, on graphs with fewer edges per row. Measured."""

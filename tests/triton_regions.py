@@ -105,7 +105,9 @@ GRAPHS = {
     "one_loop": graph([0], [0], 1, 1),
     "hub": graph([0] * 300, [i % 5 for i in range(300)], 2, 5),
     "all_masked": graph([0, 1], [1, 0], 2, 2, dead=(0, 1)),
+    "dense": graph([2, 0, 0, 2, 0] * 6, [(7 * k) % 5 for k in range(30)], 3, 5, dead=(0, 4, 11)),
 }
+"""Rows have fewer than 8 edges on average, for which kernels have a tile of their own, but for `hub` and `dense`."""
 
 
 # -- regions ------------------------------------------------------------------------------------------------------

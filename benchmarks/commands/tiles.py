@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     driver.add_arguments(parser, seconds=0.1, rounds=3, rows="all that are tried")
     driver.add_budget(parser)
     parser.add_argument("--suite", default="layers", choices=[*SUITES, "science"], help="(default: %(default)s)")
-    parser.add_argument("--graph", help="as of `layers` (default: guide; all of the attention suite)")
+    parser.add_argument("--graph", help="as of `layers`, not for science (default: guide; all of attention)")
     parser.add_argument(
         "--layers", help="comma-separated; in the suite science as of `training --models` (default: all)"
     )
@@ -171,7 +171,8 @@ def tiles_around(region: Region, degree: float, tried: Tried) -> list[Tile]:
     """Returns the tile chosen for `degree` edges per row, then tiles with other edges and stages, rows or heads."""
     (_, first), *denser = tiles_by_degree(region, schedule(region))
     chosen = of_degree(denser, degree, first)
-    others = [*(_of_rows(chosen, tried) if chosen.rows > 1 or tried.any_rows else ())]
+    several = chosen.rows > 1 or (tried.any_rows and not chosen.heads)
+    others = [*(_of_rows(chosen, tried) if several else ())]
     others += _of_one_row(region, chosen, tried) if chosen.rows == 1 else ()
     return list(dict.fromkeys([chosen, *others]))
 

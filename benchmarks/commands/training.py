@@ -34,8 +34,8 @@ CHECKED_STEPS = 20
 HALF_TOLERANCE = 5e-2
 """The same as `losses.TOLERANCE` for parameters in 16 bits, which round each update. Eager may need more."""
 
-OVER_EAGER = 1.5
-"""How many times eager's own error a row may have in 16 bits: it rounds elsewhere."""
+OVER_EAGER, MOST_HALF_TOLERANCE = 1.5, 0.3
+"""How many times eager's own error a row may have in 16 bits, since it rounds elsewhere; and the most it may have."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,13 @@ class Task:
         loss: the loss of the model's output and the target.
         target: the class of each node, `[nodes]`, or numbers of the shape of the output.
         tolerance: the largest relative difference of a loss from float64.
+        halves: whether the model computes in 16 bits, where eager's own error may be larger.
     """
 
     loss: Loss
     target: Tensor
     tolerance: float
+    halves: bool = False
 
 
 def task_of(case: Case, model: torch.nn.Module, inputs: tuple[Any, ...], seed: int) -> Task:
@@ -130,7 +132,9 @@ def task_of(case: Case, model: torch.nn.Module, inputs: tuple[Any, ...], seed: i
     with torch.no_grad():
         out = model(*inputs)
     numbers = torch.randn(out.shape, generator=generator).to(device)
-    return Task(_squared_error, numbers, TOLERANCE if out.dtype == torch.float32 else HALF_TOLERANCE)
+    if out.dtype == torch.float32:
+        return Task(_squared_error, numbers, TOLERANCE)
+    return Task(_squared_error, numbers, HALF_TOLERANCE, halves=True)
 
 
 def _squared_error(out: Tensor, target: Tensor) -> Tensor:
@@ -149,9 +153,9 @@ def run_training(
     progress("losses in float64")
     expected = eager_losses(copy.deepcopy(model).double(), map_tensors(to_double, inputs), task)
     tolerance = task.tolerance
-    if tolerance == HALF_TOLERANCE:
+    if task.halves:
         own = largest_error(eager_losses(copy.deepcopy(model), inputs, task), expected)
-        tolerance = max(tolerance, OVER_EAGER * own)
+        tolerance = min(max(tolerance, OVER_EAGER * own), MOST_HALF_TOLERANCE)
     measure.free(device)
     results = [TrainingResult(row=row) for row in rows]
     steps: dict[str, Callable[[], Tensor]] = {}
@@ -201,6 +205,9 @@ def format_case(results: Sequence[TrainingResult]) -> str:
     """Returns the table of one case; a row without a time gives the reason."""
     header = ["", "ms", "p10 .. p90", "x eager", "x best compile", "device ms", "error of losses"]
     cells, notes = [], []
+    allowed = max((result.tolerance or 0 for result in results), default=0)
+    if allowed > HALF_TOLERANCE:
+        notes.append(f"Losses may differ by {allowed:.0e}, {OVER_EAGER} times eager's own error.")
     for result in results:
         timing, ratios = result.timing, speedups(result, results)
         if result.status != "ok":

@@ -62,11 +62,13 @@ class Outcome:
     Attributes:
         status: `ok`, WRONG or FAILED.
         error: the largest relative difference of a loss.
+        tolerance: the largest that was allowed.
     """
 
     status: str = "ok"
     message: str = ""
     error: float | None = None
+    tolerance: float | None = None
 
 
 def largest_error(found: Tensor, expected: Tensor) -> float:
@@ -99,7 +101,7 @@ def check(
     except Exception as error:
         outcome.status, outcome.message = "FAILED", first_line(error)
         return None
-    outcome.error = largest_error(found, expected)
+    outcome.error, outcome.tolerance = largest_error(found, expected), tolerance
     if not outcome.error <= tolerance:  # a NaN is wrong too
         outcome.status = "WRONG"
         outcome.message = f"losses differ by {outcome.error:.1e}, tolerance {tolerance:.0e}"

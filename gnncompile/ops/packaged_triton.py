@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gnncompile import _compat
 from gnncompile.ir.region import parse
 from gnncompile.layout import csr
+from gnncompile.ops.degree import edges_per_row
 from gnncompile.ops.launch import launch
 
 _own = torch.ops.gnncompile
@@ -23,9 +23,7 @@ _own = torch.ops.gnncompile
 def _region(tensors: Sequence[Tensor], layout: Sequence[Tensor], spec: str) -> list[Tensor]:
     from gnncompile.codegen.triton.sized import run_region
 
-    pointers, edges = (_compat.size_now(one.size(0)) for one in layout[:2])
-    degree = 0 if pointers is None or edges is None or pointers < 2 else edges // (pointers - 1)
-    given = [one.contiguous() for one in tensors]
+    degree, given = edges_per_row(layout[0], layout[1]), [one.contiguous() for one in tensors]
     return run_region(parse(spec), degree, given, [one.contiguous() for one in layout[:3]], launch)
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from gnncompile import _compat
 from gnncompile._compat import aoti, inductor_call
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, tuple_text
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
 from gnncompile.ops import packaged
+from gnncompile.ops.degree import edges_per_row
 from gnncompile.runtime import launch
 
 _OP = torch.ops.gnncompile.region_kernel.default
@@ -33,7 +33,7 @@ class RegionCall(Call):
         layout: rowptr, col and edge of the walk, realized and contiguous.
         outputs: The buffers to fill.
         spec: The region as a string.
-        degree: Edges per row of the graph that is compiled for; 0 if unknown.
+        degree: Edges per row of the graph that is compiled for: see :func:`gnncompile.ops.degree.edges_per_row`.
         more: Other tensors, for subclasses.
     """
 
@@ -109,10 +109,9 @@ def lower_region(
 
 
 def degree_now() -> int:
-    """Returns the edges per row of the graph that is compiled for, from the node that is lowered now; 0 if unknown."""
+    """Returns the edges per row of the graph that is compiled for, from the node that is lowered now."""
     rowptr, col, *_ = inductor_call.node_now().args[1]
-    pointers, edges = (_compat.size_now(node.meta["val"].shape[0]) for node in (rowptr, col))
-    return 0 if pointers is None or edges is None or pointers < 2 else edges // (pointers - 1)
+    return edges_per_row(rowptr.meta["val"], col.meta["val"])
 
 
 def _results(layout: Sequence[Any], spec: str) -> list[Result]:

@@ -64,6 +64,8 @@ def test_in_16_bits_a_row_may_err_as_eager_does(monkeypatch):
     monkeypatch.setattr(training, "HALF_TOLERANCE", 1e-9)
     results = run_training(case, rows, CPU, Options(seconds=0.01, rounds=2), lambda text: None)
     assert [r.status for r in results] == ["ok", "WRONG"] and results[0].error > 1e-9
+    assert "1.5 times eager's own error" in training.format_case(results)
+    assert "eager's own error" not in training.format_case([])
 
 
 def test_cases_of_a_suite():

@@ -228,7 +228,7 @@ def test_a_softmax_of_halves_shares_the_channels_of_an_edge(dtype: str, channels
 
 
 NARROW, WIDE = [(1, 16), (1, 27), (2, 16), (4, 8)], [(1, 64), (1, 100), (1, 128)]
-SHORT = [(case, *shape) for case in (neighbour_sum, edge_relu, max_and_min, gathered) for shape in NARROW + WIDE]
+SHORT = [(case, *shape) for case in (neighbour_sum, edge_relu, maximum, gathered) for shape in NARROW + WIDE]
 SHORT += [(attention, *shape) for shape in NARROW]  # with a softmax, wide rows keep their tile
 
 
@@ -246,7 +246,14 @@ def test_short_rows_share_a_program(case: Case, heads: int, channels: int, dtype
         check(region, g, device)
 
 
-@pytest.mark.parametrize("case", [neighbour_sum, edge_relu])
-@pytest.mark.parametrize("shape", [(1, 8), (1, 256), (2, 64)], ids=str)
-def test_narrow_and_wide_rows_and_heads_keep_their_tile(case: Case, shape: tuple[int, int]) -> None:
-    assert tiles_of(region := case(D, "float32", *shape))[0] == (0, choose_tile(region, schedule(region)))
+@pytest.mark.parametrize(
+    "case, dtype, shape",
+    [
+        *((case, "float32", shape) for case in (neighbour_sum, edge_relu) for shape in ((1, 8), (1, 256), (2, 64))),
+        (neighbour_sum, "float64", (1, 64)),
+        (several, "bfloat16", (1, 128)),  # of three reductions
+        (attention, "float32", (1, 64)),
+    ],
+)
+def test_other_regions_keep_their_tile_for_short_rows(case: Case, dtype: str, shape: tuple[int, int]) -> None:
+    assert tiles_of(region := case(D, dtype, *shape))[0] == (0, choose_tile(region, schedule(region)))

@@ -148,8 +148,8 @@ def kernel_flags(contract: bool) -> tuple[str, ...]:
 def wide_vectors() -> tuple[str, ...]:
     """Returns flags for 512-bit registers on x86-64. Feature rows fill them, but gcc does not use them by default.
 
-    Without :data:`WIDE_MOVES`, gcc clears and copies arrays by 256 bits. A load of 512 bits that follows must wait
-    until both halves are in the cache, since a CPU forwards only what one store wrote.
+    Without :data:`WIDE_MOVES`, gcc clears and copies arrays by 256 bits for many CPUs. A load of 512 bits that follows
+    must wait until both halves are in the cache, since a CPU forwards only what one store wrote.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return ()

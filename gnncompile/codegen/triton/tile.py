@@ -458,8 +458,8 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
 
     A long row fills steps of many edges. If programs with few channels each share a row, each gathers from a part of
     the table, and the caches hold more of that part. Other reductions of 128 channels in 16 bits take one row per
-    program instead of two. On graphs with few edges per row, programs take several rows. Other regions have
-    one tile, since a maximum or attention over long rows is slower with more edges per step.
+    program instead of two. Many regions have a tile of several rows for graphs with few edges per row. A maximum or
+    attention over long rows has the same tile as over others, since more edges per step make it slower.
     """
     usual = choose_tile(region, plan)
     tiles, adds = tuning.TILES, adds_rows(region, plan)
@@ -475,17 +475,18 @@ def tiles_by_degree(region: Region, plan: Schedule) -> list[tuple[int, Tile]]:
 
 
 def _tile_of_short_rows(region: Region, plan: Schedule, usual: Tile) -> Tile:
-    """Returns the tile for graphs with few edges per row: one of several rows, unless several heads are wide.
+    """Returns the tile for graphs with few edges per row: several rows, if their values fit in registers.
 
     A GPU starts at most about 1.6 programs per nanosecond. If each has one row of two edges, they use a part of the
-    memory's bandwidth. With 200,000 rows of one edge, 128 channels of 16 bits, a gather took 124 microseconds on an
-    H200 with one row per program, 34 with four.
+    memory's bandwidth: a gather of 200,000 rows of 128 channels took 124 microseconds on an H200 with one row per
+    program, 34 with four. The rule leaves out what was not measured, or takes more registers.
     """
     tiles, width, heads = tuning.TILES.short_rows, usual.width(region.grid), region.grid[0]
     others = region.sums_all or needs_whole_rows(region) or packs(region) or any(n.op in LAYERS for n in region.nodes)
+    many = region.double or len(region.reductions) > 2 or is_heavy(region, plan)
     fits = tiles.rows[0][0] <= width <= tiles.widest and usual.across(region.grid) == 1
     wide = width >= tiles.channels and (region.softmaxes or heads > 1)
-    if not plan.passes or others or wide or not fits:
+    if not plan.passes or others or many or wide or not fits:
         return usual
     rows, edges = tuning.choice(tiles.rows, width), tiles.edges if heads == 1 else 1
     num_warps = max(width // tiles.channels, 1)
