@@ -64,9 +64,12 @@ class Device:
         """The generator of the device's kernels: ``"triton"``, ``"cpp"`` or ``"reference"``.
 
         ``GNNCOMPILE_KERNELS`` overrides it: ``triton`` on a CPU runs the Triton interpreter, ``reference`` turns
-        generated code off.
+        generated code off. Beside a GPU, Triton compiles for the GPU unless ``TRITON_INTERPRET`` is set. Its kernels
+        can't read a CPU's memory then, so ``triton`` is for the GPU alone.
         """
         chosen = os.environ.get("GNNCOMPILE_KERNELS", "")
+        if chosen == "triton" and not self.has_streams and _is_for_gpus_alone():
+            return self.usual_generator
         if chosen in ("triton", "cpp", "reference"):
             return chosen
         return self.usual_generator
@@ -186,6 +189,12 @@ class Device:
     def name(self) -> str:
         """The name of the device for people."""
         return torch.cuda.get_device_name(self.place) if self.has_streams else self.place.type
+
+
+def _is_for_gpus_alone() -> bool:
+    """Whether Triton compiles its kernels for a GPU, rather than interprets them."""
+    interprets = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
+    return torch.cuda.is_available() and not interprets
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,7 @@ from gnncompile.capture.compile import callable_of
 from gnncompile.device import Device, device_of
 from gnncompile.ir.region import Region, parse
 from gnncompile.runtime import launch
-from tests.harness import kernels
+from tests.harness import kernels, needs_interpreter
 
 CHANNELS = 40
 """More features than a walk by rows takes."""
@@ -356,6 +356,7 @@ def test_autocast_forms_the_same_regions(name: str) -> None:
             compiled(*inputs(9, 30, dtype))
         return sorted(sum(node.op == "linear" for node in region.nodes) for region in tiled(compiled))
 
+    needs_interpreter("triton")
     with kernels("triton"):
         assert found(torch.float32, True) == found(torch.bfloat16, False)
 
@@ -441,6 +442,7 @@ def test_cpus_leave_layers_in_16_bits_to_the_library(pairs: bool, monkeypatch: p
     narrow = replace(tuning.LOOPS, widest_pairs=CHANNELS - 1)
     monkeypatch.setattr(tuning, "LOOPS", narrow)
     assert not regions(Blocks(), torch.bfloat16)
+    needs_interpreter("triton")
     with kernels("triton"):
         assert regions(Blocks(), torch.bfloat16) and not regions(OneLayer(), torch.bfloat16)
 
@@ -468,6 +470,7 @@ def test_many_layers_are_left_to_the_library_on_gpus(monkeypatch: pytest.MonkeyP
 
 
 def test_gpus_leave_one_layer_to_the_library() -> None:
+    needs_interpreter("triton")
     host = device_of("cpu")
     assert host.walks_one_layer(torch.float32) and not host.walks_one_layer(torch.bfloat16)
     with kernels("triton"):

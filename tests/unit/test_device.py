@@ -50,8 +50,20 @@ def test_other_memory_than_the_hosts(kind: str):
     assert device_of(kind).host_waits and not device_of(kind).computes_in_vectors
 
 
+@pytest.mark.parametrize("interprets", ["", "1"])
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_beside_a_gpu_triton_is_for_the_gpu_alone(has_gpu: bool, interprets: str, monkeypatch: pytest.MonkeyPatch):
+    """Its kernels would read a CPU's memory there: an illegal access, after which the process can't use the GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setenv("TRITON_INTERPRET", interprets)
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    assert device_of("cpu").generator == ("cpp" if has_gpu and not interprets else "triton")
+    assert device_of("cuda").generator == "triton"
+
+
 def test_the_environment_is_asked_at_each_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("GNNCOMPILE_KERNELS", raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     host, gpu = device_of("cpu"), device_of("cuda")
     assert (host.generator, gpu.generator) == ("cpp", "triton")
     for which in ("triton", "cpp", "reference"):
