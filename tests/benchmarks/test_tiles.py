@@ -41,7 +41,9 @@ def test_the_chosen_tile_comes_first_and_others_once(launched):
     wide = triton_regions.dot_attention(Space.DESTINATION, "float32", 16, 64)
     tried = tiles.tiles_around(wide, 0, tiles.Tried((1, 2), (2,)))
     assert {(t.heads, t.num_warps) for t in tried} == {(2, 1), (4, 1), (8, 2), (0, 4)}
-    tried = tiles.tiles_around(wide, 0, tiles.Tried((1,), (1,), rows=(2,), warps=(1, 4), any_rows=True))
+    several = tiles.Tried((1,), (1,), rows=(2,), warps=(1, 4), any_rows=True)
+    assert {t.rows for t in tiles.tiles_around(wide, 0, several)} == {1}, "programs share the heads"
+    tried = tiles.tiles_around(triton_regions.neighbour_sum(Space.DESTINATION, "float32", 1, 256), 0, several)
     assert {(t.rows, t.num_warps) for t in tried[1:]} == {(2, 1), (2, 4), (1, 1), (1, 4)}
 
 
