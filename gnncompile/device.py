@@ -193,8 +193,12 @@ class Device:
 
 def _is_for_gpus_alone() -> bool:
     """Whether Triton compiles its kernels for a GPU, rather than interprets them."""
-    interprets = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
-    return torch.cuda.is_available() and not interprets
+    return torch.cuda.is_available() and not is_on(os.environ.get("TRITON_INTERPRET", ""))
+
+
+def is_on(value: str) -> bool:
+    """Whether the value of an environment variable turns on what the variable names."""
+    return value.lower() in ("1", "true", "yes", "on")
 
 
 @lru_cache(maxsize=1)

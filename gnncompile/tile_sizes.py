@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
-
-T = TypeVar("T")
+from typing import NamedTuple
 
 
 class Step(NamedTuple):
@@ -86,14 +83,3 @@ class MomentsTile(NamedTuple):
     programs: int
     warps: int
     joined: tuple[int, int]
-
-
-def of_degree(choices: Sequence[tuple[int, T]], degree: float, otherwise: T) -> T:
-    """Returns the choice for graphs with `degree` edges per row on average.
-
-    Args:
-        choices: Pairs of the least degree and the choice, in ascending order, like those of ``tiles_by_degree``.
-        degree: Edges per row.
-        otherwise: The choice for a degree below the first.
-    """
-    return next((one for least, one in reversed(choices) if degree >= least), otherwise)

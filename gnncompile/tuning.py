@@ -482,7 +482,7 @@ LOOPS: LoopTable = XEON
 """The table that all processors use."""
 
 
-def choice(choices: tuple[tuple[int, _T], ...], size: int) -> _T:
+def choice(choices: tuple[tuple[int, _T], ...], size: float) -> _T:
     """Returns the choice for a size: that of the largest size in `choices` that is not above it."""
     return next(one for least, one in reversed(choices) if size >= least)
 

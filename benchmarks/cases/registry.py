@@ -174,13 +174,15 @@ def select(
     return [cases[key] for key in product(chosen, names, orders) if key in cases]
 
 
-def science_cases(names: Iterable[str], scale: float = 1.0) -> list[Case]:
+def science_cases(names: Iterable[str] | None = None, scale: float = 1.0) -> list[Case]:
     """Returns cases of the suite `science`, such as "EGNN bf16", with `scale` times their nodes and edges.
+
+    Without names, these are all models in float32.
 
     Raises:
         UnknownNameError: a name is not among the suite's cases.
     """
-    cases = select("science", None, names)
+    cases = select("science", None, [f"{model} fp32" for model in SCIENCE] if names is None else names)
     if scale == 1.0:
         return cases
     parts = [case.name.rpartition(" ") for case in cases]

@@ -18,19 +18,18 @@ from torch import Tensor
 import gnncompile
 from benchmarks.cases.nested import tensors as tensors_of
 from benchmarks.cases.registry import Case, science_cases, select
-from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.commands.layers import KEY, SUITES
 from benchmarks.measuring import measure
 from benchmarks.measuring.comparison import Options
 from benchmarks.measuring.errors import first_line
 from benchmarks.reporting import tables
+from gnncompile import tuning
 from gnncompile.codegen.triton.plan import schedule
 from gnncompile.codegen.triton.tile import Tile, tiles_by_degree, warps_of
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.runtime import launch
-from gnncompile.tile_sizes import of_degree
 
 NAME = "tiles"
 HELP = "other tiles for the Triton kernels of a layer"
@@ -109,7 +108,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
     """Returns the cases that the command line names."""
     names = args.layers.split(",") if args.layers else None
     if args.suite == "science":
-        return science_cases(names or [f"{model} fp32" for model in SCIENCE])
+        return science_cases(names)
     suite = SUITES[args.suite]
     return select(args.suite, args.graph or suite.graph, names, suite.orders[-1:])
 
@@ -169,8 +168,7 @@ def launches(case: Case, device: torch.device, seed: int = 0) -> list[Launch]:
 
 def tiles_around(region: Region, degree: float, tried: Tried) -> list[Tile]:
     """Returns the tile chosen for `degree` edges per row, then tiles with other edges and stages, rows or heads."""
-    (_, first), *denser = tiles_by_degree(region, schedule(region))
-    chosen = of_degree(denser, degree, first)
+    chosen = tuning.choice(tuple(tiles_by_degree(region, schedule(region))), degree)
     several = chosen.rows > 1 or (tried.any_rows and not chosen.heads)
     others = [*(_of_rows(chosen, tried) if several else ())]
     others += _of_one_row(region, chosen, tried) if chosen.rows == 1 else ()

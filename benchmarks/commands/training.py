@@ -18,7 +18,6 @@ from benchmarks.cases.graphs import GRAPHS
 from benchmarks.cases.names import chosen
 from benchmarks.cases.nested import map_tensors
 from benchmarks.cases.registry import GUIDE_MODELS, Case, science_cases, select
-from benchmarks.cases.science import SCIENCE
 from benchmarks.commands import driver
 from benchmarks.measuring import counting, measure
 from benchmarks.measuring.check import to_double
@@ -101,8 +100,7 @@ def cases_of(args: argparse.Namespace) -> tuple[list[Case], str]:
     """Returns the cases that the command line names, and the name of the graph or suite that they belong to."""
     if args.suite == "guide":
         return select("guide", args.graph, args.models.split(",") if args.models else GUIDE_MODELS), args.graph
-    names = args.models.split(",") if args.models else [f"{model} fp32" for model in SCIENCE]
-    return science_cases(names, args.scale), "science"
+    return science_cases(args.models.split(",") if args.models else None, args.scale), "science"
 
 
 @dataclass(frozen=True)
@@ -112,13 +110,11 @@ class Task:
     Attributes:
         loss: the loss of the model's output and the target.
         target: the class of each node, `[nodes]`, or numbers of the shape of the output.
-        tolerance: the largest relative difference of a loss from float64.
-        halves: whether the model computes in 16 bits, where eager's own error may be larger.
+        halves: whether the model computes in 16 bits.
     """
 
     loss: Loss
     target: Tensor
-    tolerance: float
     halves: bool = False
 
 
@@ -128,13 +124,11 @@ def task_of(case: Case, model: torch.nn.Module, inputs: tuple[Any, ...], seed: i
     device = next(model.parameters()).device
     if case.suite == "guide":
         target = torch.randint(case.graph.channels, (case.graph.num_nodes,), generator=generator)
-        return Task(F.cross_entropy, target.to(device), TOLERANCE)
+        return Task(F.cross_entropy, target.to(device))
     with torch.no_grad():
         out = model(*inputs)
     numbers = torch.randn(out.shape, generator=generator).to(device)
-    if out.dtype == torch.float32:
-        return Task(_squared_error, numbers, TOLERANCE)
-    return Task(_squared_error, numbers, HALF_TOLERANCE, halves=True)
+    return Task(_squared_error, numbers, halves=out.dtype != torch.float32)
 
 
 def _squared_error(out: Tensor, target: Tensor) -> Tensor:
@@ -152,10 +146,10 @@ def run_training(
     task = task_of(case, copy.deepcopy(model), inputs, how.seed + 2)
     progress("losses in float64")
     expected = eager_losses(copy.deepcopy(model).double(), map_tensors(to_double, inputs), task)
-    tolerance = task.tolerance
+    tolerance = TOLERANCE
     if task.halves:
         own = largest_error(eager_losses(copy.deepcopy(model), inputs, task), expected)
-        tolerance = min(max(tolerance, OVER_EAGER * own), MOST_HALF_TOLERANCE)
+        tolerance = min(max(HALF_TOLERANCE, OVER_EAGER * own), MOST_HALF_TOLERANCE)
     measure.free(device)
     results = [TrainingResult(row=row) for row in rows]
     steps: dict[str, Callable[[], Tensor]] = {}

@@ -13,7 +13,7 @@ from gnncompile.cli.finding import NOTE, OK, SLOW, WRONG, Finding
 from gnncompile.cli.output import mebibytes
 from gnncompile.codegen.cache_dir import VARIABLE, chosen, why_unusable
 from gnncompile.codegen.cpp.compiler import compiler
-from gnncompile.device import available_cores
+from gnncompile.device import available_cores, is_on
 from gnncompile.exc import UnsupportedRegion
 
 OLDEST_GPU = (7, 0)
@@ -113,10 +113,10 @@ def environment(gpu: bool) -> Iterator[Finding]:
         gpu: Whether there is a GPU that torch can use.
     """
     slow: dict[str, tuple[Any, str]] = {
-        "TORCHDYNAMO_DISABLE": (_is_on, "nothing is compiled"),
-        "TORCH_COMPILE_DISABLE": (_is_on, "nothing is compiled"),
-        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (_is_on, "every process compiles anew"),
-        "TRITON_INTERPRET": (lambda value: gpu and _is_on(value), "GPU kernels run by Triton's interpreter"),
+        "TORCHDYNAMO_DISABLE": (is_on, "nothing is compiled"),
+        "TORCH_COMPILE_DISABLE": (is_on, "nothing is compiled"),
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (is_on, "every process compiles anew"),
+        "TRITON_INTERPRET": (lambda value: gpu and is_on(value), "GPU kernels run by Triton's interpreter"),
         "GNNCOMPILE_KERNELS": (
             lambda value: value == "reference" or (value == "triton" and not gpu),
             "kernels run by an interpreter",
@@ -130,7 +130,3 @@ def environment(gpu: bool) -> Iterator[Finding]:
     if value not in KERNELS:
         found = f"GNNCOMPILE_KERNELS={value}: not known, so it has no effect"
         yield Finding("GNNCOMPILE_KERNELS", WRONG, found, f"set it to {', '.join(KERNELS[1:])}, or unset it")
-
-
-def _is_on(value: str) -> bool:
-    return value.lower() in ("1", "true", "yes", "on")

@@ -166,8 +166,8 @@ def prepare(spec: str, device: str, degree: int = 0) -> None:
     Args:
         spec: The region as a string.
         device: The device type.
-        degree: Edges per row of the graph to expect; 0 if unknown. The choice of a Triton kernel depends on it. The
-            kernels for other graphs are compiled at their first launch.
+        degree: Edges per row of the graph to expect. The choice of a Triton kernel depends on it. The kernels for
+            other graphs are compiled at their first launch.
     """
     generator = device_of(device).generator
     if generator == "cpp":

@@ -264,7 +264,7 @@ def test_features_reach_their_own_rows_only(which: str, device: str):
     out = torch.empty(rows, 64, dtype=torch.bfloat16, device=device)
     with kernels(which):
         given = [t.to(device) for t in (x, features, weights)]
-        launch.kernel(region.spec, device)(given, Layout(*(t.to(device) for t in walk)), [out])
+        launch.kernel(region.spec, device)(given, _moved(walk, device), [out])
     assert out.isnan().any(1).tolist() == [False, True, False, False, False]
 
 

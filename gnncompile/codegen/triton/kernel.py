@@ -31,7 +31,6 @@ from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.layout import csr
 from gnncompile.layout.csr import rows_of_edges
-from gnncompile.tile_sizes import of_degree
 
 Start = Callable[[Sequence[Tensor], Sequence[int], int, int], None]
 """A function that launches a kernel, given its tensors, its numbers, the device index and the number of programs."""
@@ -206,15 +205,15 @@ class TritonKernel:
         self.partial = plan.partial_length, getattr(torch, region.compute)
         self._denser = [(least, TritonKernel(region, other)) for least, other in denser]
 
-    def for_degree(self, degree: int) -> TritonKernel:
+    def for_degree(self, degree: float) -> TritonKernel:
         """Returns this kernel, or the kernel with the tile for graphs with `degree` edges per row."""
-        return of_degree(self._denser, degree, self)
+        return tuning.choice(((0, self), *self._denser), degree)
 
     def _for(self, layout: Sequence[Tensor]) -> TritonKernel:
         """Returns this kernel, or the kernel with the tile for the layout's number of edges per row."""
         if not self._denser:
             return self
-        return of_degree(self._denser, layout[1].size(0) / max(layout[0].size(0) - 1, 1), self)
+        return self.for_degree(layout[1].size(0) / max(layout[0].size(0) - 1, 1))
 
     def __call__(self, tensors: Sequence[Tensor], layout: Layout, outputs: Sequence[Tensor]) -> None:
         """Launches the kernel on the current stream of the tensors' device.
