@@ -59,11 +59,13 @@ class TrainingResult(Outcome):
 
     Attributes:
         device_ms: the time on the GPU alone, without the host.
+        peak_mib: the memory of a step, as `measure.repeated_memory` says.
     """
 
     row: TrainingRow = field(kw_only=True)
     timing: measure.Timing | None = None
     device_ms: float | None = None
+    peak_mib: float | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
         results = run_training(case, rows, device, how, progress)
         return format_case(results), [record(case, result, results) for result in results]
 
-    return driver.run(args, f"training-{where}-{device.type}", cases, measure_case, budget=budget)
+    more = {"peak MiB": measure.repeated_memory_definition(device)}
+    return driver.run(args, f"training-{where}-{device.type}", cases, measure_case, more=more, budget=budget)
 
 
 def cases_of(args: argparse.Namespace) -> tuple[list[Case], str]:
@@ -161,10 +164,12 @@ def run_training(
     with torch._dynamo.config.patch(recompile_limit=64):
         for result in results:
             progress(f"{result.row.name}: build and check")
+            before = measure.held(device)
             step = check(result, partial(build, result.row), _first_losses, expected, tolerance)
             measure.free(device)
             if step is not None:
                 steps[result.row.name] = step
+                result.peak_mib = measure.repeated_memory(step, device, before)
         progress(f"timing {len(steps)} rows")
         timings = measure.interleaved(steps, device, how.seconds, how.rounds)
         alone = measure.queued(steps, device) if device.type == "cuda" else {}
@@ -197,7 +202,7 @@ def speedups(result: TrainingResult, results: Sequence[TrainingResult]) -> tuple
 
 def format_case(results: Sequence[TrainingResult]) -> str:
     """Returns the table of one case; a row without a time gives the reason."""
-    header = ["", "ms", "p10 .. p90", "x eager", "x best compile", "device ms", "error of losses"]
+    header = ["", "ms", "p10 .. p90", "x eager", "x best compile", "device ms", "peak MiB", "error of losses"]
     cells, notes = [], []
     allowed = max((result.tolerance or 0 for result in results), default=0)
     if allowed > HALF_TOLERANCE:
@@ -213,6 +218,7 @@ def format_case(results: Sequence[TrainingResult]) -> str:
                 f"{timing.p10:.3f} .. {timing.p90:.3f}" if timing else "",
                 *(f"{ratio:.2f}" if ratio else "" for ratio in ratios),
                 f"{result.device_ms:.3f}" if result.device_ms else "",
+                f"{result.peak_mib:.0f}" if result.peak_mib is not None else "",
                 f"{result.error:.0e}" if result.error is not None else "",
             ]
         )
@@ -229,6 +235,7 @@ def record(case: Case, result: TrainingResult, results: Sequence[TrainingResult]
         "p10_ms": timing and timing.p10,
         "p90_ms": timing and timing.p90,
         "device_ms": result.device_ms,
+        "peak_mib": result.peak_mib,
         "over_eager": over_eager,
         "over_best_compile": over_compile,
         "error": result.error,

@@ -270,6 +270,25 @@ def test_guide_refuses_unknown_names(capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("recorded", [False, True])
+def test_memory_of_a_step_that_may_be_recorded(recorded: bool):
+    device = torch.device("cuda")
+    before = measure.held(device)
+
+    def step():
+        return torch.ones(64 * 2**18, device=device).sum()
+
+    step()
+    replay = step
+    if recorded:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        replay = graph.replay
+    assert 64 <= measure.repeated_memory(replay, device, before) < 128
+
+
+@pytest.mark.gpu
 def test_rows_of_a_gpu_have_the_time_of_the_device():
     device = torch.device("cuda")
     eager = [variant for variant in for_device(device) if variant.name == "eager"]

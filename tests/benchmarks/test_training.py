@@ -47,6 +47,7 @@ def test_losses_are_checked_and_rows_compared():
     table = training.format_case(results)
     assert "wrong: WRONG: losses differ by" in table
     stored = [training.record(CASE, r, results) for r in results]
+    assert stored[0]["peak_mib"] > 0 and stored[1]["peak_mib"] > 0 and stored[2]["peak_mib"] is None
     assert stored[1]["over_eager"] == results[0].timing.median / results[1].timing.median
 
 
