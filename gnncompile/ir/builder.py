@@ -12,6 +12,7 @@ from gnncompile.ir.region import (
     COMPUTE,
     FEATURE_REDUCTIONS,
     FEATURE_SUMS,
+    INDEX,
     Node,
     Output,
     Region,
@@ -75,6 +76,18 @@ class Builder:
     def input(self, position: int, space: Space, shape: Shape, dtype: str) -> int:
         """Adds an input that reads the rows of the region's tensor at index `position`."""
         return self.emit(Node("input", (), space, shape, dtype, position))
+
+    def through_index(self, position: int, index: int, shape: Shape, dtype: str) -> int:
+        """Adds an input that reads, for each edge, the row that an index names of the tensor at index `position`.
+
+        Args:
+            position: The position of a tensor ``[any number of rows, ...]``.
+            index: The position of the index, int32 ``[num_edges]``, in the order of the edge list. -1 reads zeros.
+            shape: Feature shape of a row.
+            dtype: Type of the tensor.
+        """
+        read = self.input(index, Space.EDGE, (1, 1), INDEX)
+        return self.emit(Node("input", (read,), Space.EDGE, shape, dtype, position))
 
     def const(self, value: float) -> int:
         """Adds a constant."""

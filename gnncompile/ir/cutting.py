@@ -106,7 +106,8 @@ class Transplant:
 
     def _copy(self, node: Node) -> int:
         if node.op == "input":
-            return self.target.input(self._position(node), node.space, node.shape, node.dtype)
+            index = tuple(self(a) for a in node.args)
+            return self.target.emit(replace(node, args=index, value=self._position(node)))
         return self.target.again(node, [self(a) for a in node.args])
 
     def _position(self, node: Node) -> int:

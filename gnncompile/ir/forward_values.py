@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
@@ -73,7 +74,8 @@ class ForwardValues:
 
     def _again(self, at: int, node: Node) -> int:
         if node.op == "input":
-            return self.operand(Operand("input", int(node.value or 0)), node.space, node)
+            position = self._position(Operand("input", int(node.value or 0)))
+            return self.b.emit(replace(node, args=tuple(self.value(a) for a in node.args), value=position))
         if node.op == "softmax":
             return self.b.op("div", self.exponential(at), self._statistic("softmax_sum", at))
         if node.op in (*REDUCTIONS, *STATISTICS, "outer"):
@@ -103,6 +105,9 @@ class ForwardValues:
 
     def operand(self, operand: Operand, space: Space, like: Node, dtype: str | None = None) -> int:
         """Returns the input that reads an operand, with the shape of a forward node."""
+        return self.b.input(self._position(operand), space, like.shape, dtype or like.dtype)
+
+    def _position(self, operand: Operand) -> int:
         if operand not in self.operands:
             self.operands.append(operand)
-        return self.b.input(self.operands.index(operand), space, like.shape, dtype or like.dtype)
+        return self.operands.index(operand)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import SEED, Node, Region, Space
+from gnncompile.ir.region import Node, Region, Space
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_INDEXED = "rows of an index"
 _SUFFIX = {space: space.value for space in Space} | {Space.PARAMETER: "-"}
 
 
@@ -35,7 +36,7 @@ def summary(region: Region) -> str:
     counts = Counter(region.nodes[i].op.removeprefix("reduce_") for i in region.reductions)
     kinds = ["softmax"] * bool(region.softmaxes) + ["dropout"] * region.drops
     kinds += [f"{n} {k}s" if n > 1 else k for k, n in counts.items()]
-    reads = dict.fromkeys(n.space.value for n in region.inputs if n.dtype != SEED)
+    reads = dict.fromkeys(_INDEXED if n.through_index else n.space.value for n in region.inputs if n.is_number)
     kinds += ["sum over all edges"] * region.sums_all
     layers = sum(n.op == "linear" for n in region.nodes)
     if region.tiled:  # values have several widths
@@ -54,7 +55,7 @@ def _name(at: int, node: Node) -> str:
 def _expression(node: Node, names: dict[int, str]) -> str:
     args = [names[a] for a in node.args]
     if node.op == "input":
-        return f"tensor {node.value}"
+        return f"tensor {node.value}" + (f", row {args[0]}" if args else "")
     if node.op in _INFIX:
         return f"{args[0]} {_INFIX[node.op]} {args[1]}"
     if node.op == "dropout":

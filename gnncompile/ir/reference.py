@@ -15,7 +15,7 @@ from gnncompile.device import device_of
 from gnncompile.ir import bits, philox
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, LAYERS, SEED, Node, Region, Space
+from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, FEATURE_SUMS, INDEX, LAYERS, SEED, Node, Region, Space
 
 
 class Layout(NamedTuple):
@@ -99,6 +99,11 @@ depend on its place in memory, and a maximum might not be found again among the 
 def _apart(value: Tensor) -> Tensor:
     """Returns the same values with gaps between them in memory, so that torch computes each alone."""
     return torch.stack([value, value], -1).select(-1, 0) if device_of(value.device).computes_in_vectors else value
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Returns the rows of a table that an index names, and zeros where it is -1."""
+    return torch.cat([table, table.new_zeros(1, *table.shape[1:])]).index_select(0, index % (table.size(0) + 1))
 
 
 class _Run:
@@ -214,7 +219,7 @@ class _Run:
 
     def _load(self, node: Node) -> Tensor:
         tensor = self.tensors[int(node.value or 0)]
-        if node.dtype == SEED:
+        if node.dtype in (SEED, INDEX):
             return tensor
         if node.dtype == BITS:
             return bits.unpack(tensor, self._shape(node)).index_select(0, self.edge)
@@ -226,6 +231,9 @@ class _Run:
             return value.index_select(0, self.col)
         if node.space is Space.ORDERED:
             return value[: self.row.numel()]
+        if node.through_index:
+            row = self.tensors[int(self.region.nodes[node.args[0]].value or 0)].index_select(0, self.edge).long()
+            return _rows(value, row)
         return value.index_select(0, self.edge) if node.space is Space.EDGE else value
 
     def _exponentials(self, logits: int) -> Tensor:

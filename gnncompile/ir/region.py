@@ -56,6 +56,8 @@ HALVES = ("bfloat16", "float16")
 """The float types of 16 bits."""
 SEED = "int64"
 """Type of a seed: a tensor of one element that only dropout reads."""
+INDEX = "int32"
+"""Type of an index: a number per edge that only inputs read. See :attr:`Node.args`."""
 COMPUTE = "compute"
 """Type of every float intermediate: float32, or float64 where an input is float64."""
 
@@ -99,7 +101,9 @@ class Node:
               a row.
             - ``"outer"``: takes the K features of an edge and a value. For each feature, sums the value times the
               feature over all edges.
-        args: Indices of the nodes that the operation takes, all earlier in the region.
+        args: Indices of the nodes that the operation takes, all earlier in the region. An input that takes an index
+            is gathered through it: each edge reads the row of the tensor that the index names, or zeros if that is -1.
+            The tensor may have any number of rows.
         space: Where the value's rows live.
         shape: Feature shape, (heads, channels).
         dtype: The storage type of an input (``"float32"``, ``"bool"``, ``"bits"``, ...), else ``"compute"`` or
@@ -133,13 +137,26 @@ class Node:
 
     @property
     def differentiable(self) -> bool:
-        """Whether the value can have a gradient. Inputs in ``ORDERED`` space hold graph structure, which has none."""
-        return not self.boolean and self.dtype != SEED and self.space is not Space.ORDERED
+        """Whether the value can have a gradient. Inputs in ``ORDERED`` space hold graph structure, which has none.
+
+        Inputs that are gathered through an index have none either: gradients of such rows are sums outside of regions.
+        """
+        return self.is_number and self.space is not Space.ORDERED and not self.through_index
 
     @property
     def boolean(self) -> bool:
         """Whether the value is a bool, packed or not."""
         return self.dtype in (BOOL, BITS)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the value is a number, and neither a bool, a seed nor an index."""
+        return not self.boolean and self.dtype not in (SEED, INDEX)
+
+    @property
+    def through_index(self) -> bool:
+        """Whether the node is an input whose rows are gathered through an index."""
+        return self.op == "input" and bool(self.args)
 
     @property
     def numbers_edges(self) -> bool:
@@ -306,7 +323,7 @@ class Region:
         It is a type of 16 bits if all weights have this type or, in a region without weights, all tensors. Otherwise it
         is the type that the region computes in.
         """
-        floats = [n for n in self.inputs if not n.boolean and n.dtype != SEED]
+        floats = [n for n in self.inputs if n.is_number]
         types = {n.dtype for n in floats if n.space is Space.FEATURE} or {n.dtype for n in floats}
         return types.pop() if len(types) == 1 and types <= {*HALVES} and not self.double else self.compute
 

@@ -14,6 +14,7 @@ from gnncompile.ir.region import (
     BOOL,
     COMPUTE,
     FEATURE_REDUCTIONS,
+    INDEX,
     LAYERS,
     SEED,
     SOFTMAX_ROWS,
@@ -69,11 +70,13 @@ def _holds(out: Output, node: Node) -> bool:
 def _problem(region: Region, node: Node) -> str | None:
     args = [region.nodes[a] for a in node.args]
     if node.op in ("input", "const"):
-        return _input_problem(node) if node.op == "input" else None
+        return _input_problem(node, args) if node.op == "input" else None
+    if any(a.dtype == INDEX for a in args):
+        return "reads an index, which only an input does"
     if node.op == "dropout":
         return _dropout_problem(node, args)
     if node.op in LAYERS:
-        return _layer_problem(node, args)
+        return _layer_problem(node, args, region.tiled)
     if any(a.space is Space.FEATURE for a in args):
         return "reads weights, which only a linear layer does"
     if any(a.dtype == SEED for a in args):
@@ -101,13 +104,17 @@ def _problem(region: Region, node: Node) -> str | None:
     return "unknown operation"
 
 
-def _input_problem(node: Node) -> str | None:
-    if not isinstance(node.value, int) or node.value < 0 or node.dtype not in (*STORAGE, SEED, BITS):
+def _input_problem(node: Node, args: list[Node]) -> str | None:
+    if not isinstance(node.value, int) or node.value < 0 or node.dtype not in (*STORAGE, SEED, BITS, INDEX):
         return f"needs a storage type and a position, found {node.dtype}, {node.value!r}"
     if node.dtype == BITS and node.space is not Space.EDGE:
         return f"packed bools live on edges, found {node.space.value}"
     if node.dtype == SEED and (node.space is not Space.PARAMETER or node.shape != (1, 1)):
         return f"a seed is one parameter, found {node.shape} on {node.space.value}"
+    if node.dtype == INDEX and (node.space is not Space.EDGE or node.shape != (1, 1) or args):
+        return f"an index is one number per edge, found {node.shape} on {node.space.value}"
+    if args and ([a.dtype for a in args] != [INDEX] or node.space is not Space.EDGE or node.dtype == BITS):
+        return f"is gathered through one index, and lives on edges; found {node.dtype} on {node.space.value}"
     return None
 
 
@@ -119,12 +126,14 @@ def _dropout_problem(node: Node, args: list[Node]) -> str | None:
     return None if (node.space, node.dtype) == (Space.EDGE, COMPUTE) else f"lives on edges in {COMPUTE} type"
 
 
-def _layer_problem(node: Node, args: list[Node]) -> str | None:
+def _layer_problem(node: Node, args: list[Node], tiled: bool) -> str | None:
     if len(args) != 2:
         return f"takes two arguments, found {len(args)}"
     first, other = args
     if node.space is not (Space.FEATURE if node.op == "outer" else Space.EDGE):
         return f"lives on {node.space.value}"
+    if first.through_index and not tiled:
+        return "takes features stored per edge; rows of an index are read by walks in tiles only"
     if node.op != "transposed" and (first.space.computed is not Space.EDGE or first.shape[0] != 1):
         return f"takes the features of edges, found {first.shape} on {first.space.value}"
     if node.op != "outer" and (other.op, other.space) != ("input", Space.FEATURE):

@@ -444,7 +444,8 @@ class Differentiation:
         while todo:
             at = todo.pop()
             node = nodes[at]
-            if at in common and node.space is Space.EDGE and node.shape[1] == 1 and node.args and node.dtype != BOOL:
+            computed = bool(node.args) and node.op != "input" and node.dtype != BOOL
+            if at in common and node.space is Space.EDGE and node.shape[1] == 1 and computed:
                 found.append(at)
             elif at not in left:
                 left.add(at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -186,6 +186,16 @@ class Context:
                 self.switches[node] = self.switches[like]
         return node
 
+    @contextmanager
+    def after(self, nodes: Iterable[Any]) -> Iterator[None]:
+        """Adds nodes right after the last of some nodes, inside this block. Sizes that are numbers do not count."""
+        last = max(n for n in nodes if isinstance(n, fx.Node))
+        with self.graph.inserting_after(last):
+            marker = self.graph.call_function(torch.ops.aten.sym_size.int, (last, 0))
+        with self.graph.inserting_before(marker):
+            yield
+        self.graph.erase_node(marker)
+
     def _mark_gradient(self, node: fx.Node) -> None:
         """Adds a new node to :attr:`needs_grad` if a gradient flows through it."""
         if carries_gradient(node) and any(n in self.needs_grad for n in node.all_input_nodes):
@@ -247,6 +257,11 @@ class Context:
         found = Skip(what, reason, user_line(node))
         if found not in self.log.skipped:
             self.log.skipped.append(found)
+
+    def unskip(self, what: str, reason: str, node: fx.Node) -> None:
+        """Forgets that an operation was not fused: a later pass has fused it after all."""
+        gone = Skip(what, reason, user_line(node))
+        self.log.skipped[:] = [skip for skip in self.log.skipped if skip != gone]
 
 
 _HANDED_ON = ("stack_trace", "recompute", "ac_graph_id")

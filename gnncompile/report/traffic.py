@@ -89,10 +89,10 @@ def counted(
 ) -> Work:
     """Counts the bytes that a kernel moves on given tensors, and its flops.
 
-    Gathered bytes: for each loop and edge, the rows that the loop reads at the other end of the edge. Nothing is
-    subtracted for caches. Streamed bytes: for each loop, the indices and features of all edges; and once the row
-    pointers, the parameters, the results, and each tensor with one row per row of the region. Flops: those of linear
-    layers in the kernel, counted once.
+    Gathered bytes: for each loop and edge, the rows that the loop reads at the other end of the edge or through an
+    index. Nothing is subtracted for caches. Streamed bytes: for each loop, the indices and features of all edges; and
+    once the row pointers, the parameters, the results, and each tensor with one row per row of the region. Flops: those
+    of linear layers in the kernel, counted once.
 
     Args:
         region: The program that the kernel computes.
@@ -107,8 +107,9 @@ def counted(
     for at, loop in enumerate(loops):
         read = [region.nodes[i] for i in loop]
         per_row = [(n, _row_bytes(tensors[n.positions.start])) for n in read]
-        gathered += edges * sum(b for n, b in per_row if n.space is region.by.opposite)
-        streamed += edges * sum(b for n, b in per_row if n.space is not region.by.opposite)
+        distant = [n.space is region.by.opposite or n.through_index for n in read]
+        gathered += edges * sum(b for (_, b), far in zip(per_row, distant, strict=True) if far)
+        streamed += edges * sum(b for (_, b), far in zip(per_row, distant, strict=True) if not far)
         last = at == len(loops) - 1
         stores = last and any(map(region.per_edge, region.outputs))
         numbered = stores or any(n.space is Space.EDGE for n in read)

@@ -148,7 +148,7 @@ SEED_INPUT = Node("input", (), P, (1, 1), SEED, 0)
 BROKEN = {
     "walked by source or destination": Region(E, (X, ROW), (OUT,)),
     "arguments must be earlier nodes": Region(D, (X, Node("reduce_sum", (1,), D, (1, 4))), (OUT,)),
-    "needs a storage type": Region(D, (replace(X, dtype="int32"), ROW), (OUT,)),
+    "needs a storage type": Region(D, (replace(X, dtype="int16"), ROW), (OUT,)),
     "and a position": Region(D, (replace(X, value=None), ROW), (OUT,)),
     "takes 2 arguments, found 1": Region(D, (X, Node("add", (0,), E, (1, 4))), (OUT,)),
     "its arguments broadcast to": Region(D, (X, Node("neg", (0,), E, (1, 3))), (OUT,)),

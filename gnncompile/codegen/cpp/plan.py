@@ -86,13 +86,13 @@ def is_buffered(node: Node) -> bool:
 
 
 def reads(region: Region, step: Step) -> tuple[int, ...]:
-    """Returns the nodes whose values a step needs."""
+    """Returns the nodes whose values a step needs. The index of an input is read where the input's row is found."""
     node = region.nodes[step.node]
     if step.kind is Kind.STORE:
         return (step.node,)
     if step.kind is Kind.VALUE and node.op == "softmax" and is_buffered(node):
         return ()
-    return node.args
+    return () if node.op == "input" else node.args
 
 
 def iteration(region: Region, step: Step) -> Shape:

@@ -18,6 +18,7 @@ STORAGE = {
     "float16": "uint16_t",
     "bool": "uint8_t",
     "int64": "int64_t",
+    "int32": "int32_t",
     "bits": "uint32_t",
 }
 """The C++ type with which a kernel reads a tensor of each storage type."""

@@ -12,7 +12,7 @@ from gnncompile.ir import bits
 from gnncompile.ir.reductions import REDUCTIONS
 from gnncompile.ir.region import BITS, Node, Region, Shape, Space
 
-WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int64_t": 8}
+WIDTH = {"double": 8, "float": 4, "uint16_t": 2, "uint8_t": 1, "uint32_t": 4, "int32_t": 4, "int64_t": 8}
 """The number of bytes of each storage type."""
 
 
@@ -54,8 +54,17 @@ class RowWriter(NestWriter):
             self._put(f"unpack(t{node.value} + {index} * {words}, {words}, p{i});")
             return
         kind, size = STORAGE[node.dtype], size_of(node.shape)
+        if node.through_index:
+            self._put(f"const int64_t at{i} = {self._named_row(node, index)};")
+            self._put(f"static const {kind} zeros{i}[{size}] = {{}};")
+            self._put(f"const {kind}* const p{i} = at{i} < 0 ? zeros{i} : t{node.value} + at{i} * {size};")
+            return
         offset = "" if index == "0" else f" + {index}" + (f" * {size}" if size > 1 else "")
         self._put(f"const {kind}* const p{i} = t{node.value}{offset};")
+
+    def _named_row(self, node: Node, edge: str) -> str:
+        """Returns the row that an index names for an input at an edge."""
+        return f"t{self.nodes[node.args[0]].value}[{edge}]"
 
     def _edge_pointers(self, gathered: dict[int, Node], stored: list[int], numbered: bool) -> None:
         """Writes the prefetches for the edge ``p``, and the pointers to the rows of tensors that it reads.
@@ -84,6 +93,7 @@ class RowWriter(NestWriter):
     def _prefetch(self, gathered: list[Node], stored: list[int]) -> None:
         """Writes the prefetches of rows that later edges read or write. Narrow rows are left out."""
         rows = {f"t{node.value}": (node.space, _stored(node), node.dtype) for node in gathered}
+        indexed = {f"t{node.value}": node for node in gathered if node.through_index}
         for at in stored:
             out = self.region.outputs[at]
             rows[f"o{at}"] = (Space.EDGE, (1, math.prod(out.trailing)), out.dtype)
@@ -98,5 +108,6 @@ class RowWriter(NestWriter):
                 self._put(f"const int64_t {number} = {index}[{ahead}];")
                 numbered.add(number)
             line, stop = max(1, 64 * size // width), min(size, tuning.LOOPS.prefetch_bytes * size // width)
-            address = f"{name} + {number} * {size} + i{', 1' if name.startswith('o') else ''}"
+            row = self._named_row(indexed[name], number) if name in indexed else number
+            address = f"{name} + {row} * {size} + i{', 1' if name.startswith('o') else ''}"
             self._put(f"for (int i = 0; i < {stop}; i += {line}) __builtin_prefetch({address});")

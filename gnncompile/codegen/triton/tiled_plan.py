@@ -17,7 +17,7 @@ from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, HALVES, LAYERS, SEED, Region, Space, behind
+from gnncompile.ir.region import BITS, BOOL, FEATURE_REDUCTIONS, HALVES, LAYERS, Region, Space, behind
 
 
 class TiledPlan:
@@ -58,7 +58,8 @@ class TiledPlan:
     def is_given(self, i: int) -> bool:
         """Whether a product can take an input as it is. If edges are masked out, their rows must not count."""
         node = self.region.nodes[i]
-        return node.op == "input" and node.space is Space.EDGE and node.dtype == self.factor and self.region.unmasked
+        stored = node.op == "input" and node.space is Space.EDGE and not node.through_index
+        return stored and node.dtype == self.factor and self.region.unmasked
 
     def _check_order(self, roots: set[int]) -> None:
         nodes = self.region.nodes
@@ -85,7 +86,7 @@ class TiledPlan:
         outputs = self.region.outputs
         types = {outputs[k].dtype for k in part.outputs}
         if not any(out.node == i and out.dtype == self.factor for out in outputs):
-            types |= {n.dtype for n in self.region.inputs if not n.boolean and n.dtype != SEED}
+            types |= {n.dtype for n in self.region.inputs if n.is_number}
         return part.compares or types != {self.factor}
 
     def _reads(self, phase: Phase, i: int) -> bool:

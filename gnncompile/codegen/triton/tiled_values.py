@@ -20,7 +20,7 @@ from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import philox
 from gnncompile.ir.bits import PER_WORD, words
 from gnncompile.ir.pointwise import POINTWISE
-from gnncompile.ir.region import BITS, FEATURE_SUMS, SEED, Node, Space
+from gnncompile.ir.region import BITS, FEATURE_SUMS, INDEX, SEED, Node, Space
 
 NEVER = 1024
 """An offset that keeps the alignment of a pointer. It is never added, which the compiler can't know."""
@@ -149,6 +149,10 @@ class TileValues:
             return f"tl.load(t{node.value})"
         if node.dtype == BITS:
             return self._load_bits(node)
+        if node.dtype == INDEX:
+            return f"tl.load(t{node.value} + edge_at).to(tl.int64)"
+        if node.through_index:
+            return self._load_indexed(node, again, zeroed)
         weights = node.space is Space.FEATURE
         length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
         return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed)
@@ -163,6 +167,16 @@ class TileValues:
         policy = ', eviction_policy="evict_last"' if again else ""
         text = f"tl.load({tensor}{at}{masked(masks, other='0')}{policy})"
         return f"{text} != 0" if boolean else f"{text}.to({self.compute})"
+
+    def _load_indexed(self, node: Node, again: bool, zeroed: bool) -> str:
+        """Returns the load of the rows that an index names."""
+        offset, masks = self.columns(node.shape[1])
+        masks = ["alive", *masks] if zeroed else masks
+        row = self.names[node.args[0]]
+        at = f"{row}{f' * {node.shape[1]}' if node.shape[1] > 1 else ''}{offset}"
+        policy = ', eviction_policy="evict_last"' if again else ""
+        text = f"tl.load(t{node.value} + {at}{masked([f'({row} >= 0)', *masks], other='0')}{policy})"
+        return f"{text} != 0" if node.boolean else f"{text}.to({self.compute})"
 
     def _load_bits(self, node: Node) -> str:
         length = node.shape[1]

@@ -22,6 +22,7 @@ from gnncompile.ir.region import (
     BOOL,
     FEATURE_REDUCTIONS,
     FEATURE_SUMS,
+    INDEX,
     SEED,
     SOFTMAX_ROWS,
     Node,
@@ -132,6 +133,8 @@ class ValueWriter:
         """Whether an input is read as a row of one head: a value per edge whose heads are all in one program."""
         if node.op != "input" or node.dtype == BITS or self.tile.stages > 1 or min(node.shape) == 1:
             return False
+        if node.through_index:
+            return False
         extents = self.extent("head", node.shape[0]), self.extent("channel", node.shape[1])
         return node.space in self.plan.edge_spaces - {self.region.by} and extents == node.shape
 
@@ -179,7 +182,8 @@ class ValueWriter:
         Rows of edges and rows that are walked are read and written once. If the rows of edges are wide, they would push
         the rows that are gathered out of the cache.
         """
-        once = node.space in (Space.EDGE, Space.ORDERED, self.region.by) and min(node.shape) > 1
+        in_order = node.space in (Space.EDGE, Space.ORDERED, self.region.by) and not node.through_index
+        once = in_order and min(node.shape) > 1
         return ', eviction_policy="evict_first"' if once and streams_edges(self.region) else ""
 
     def _load(self, node: Node) -> str:
@@ -190,10 +194,23 @@ class ValueWriter:
             text = f"tl.reshape({rows}, {self.tile_shape(node.shape, self.tile.edges)})"
         else:
             offset, masks = self.place(node.space, width, node.shape)
-            text = f"tl.load(t{node.value}{offset}{masked(masks, other='0')}{eviction})"
+            if node.through_index:
+                offset, masks = self._indexed(node, width)
+            other = "-1" if node.dtype == INDEX else "0"
+            text = f"tl.load(t{node.value}{offset}{masked(masks, other=other)}{eviction})"
         if node.dtype == SEED:
             return text
+        if node.dtype == INDEX:
+            return f"{text}.to(tl.int64)"
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
+
+    def _indexed(self, node: Node, width: int) -> tuple[str, list[str]]:
+        """Returns the offset of the rows that an index names, with a leading plus, and masks. Lanes without an edge
+        have the index -1.
+        """
+        offset, masks = self.feature(node.shape)
+        row = self.names[node.args[0]]
+        return f" + {row}{f' * {width}' if width > 1 else ''}{offset}", [f"({row} >= 0)", *masks]
 
     def _dropout(self, node: Node) -> str:
         """Returns the factors of dropout. Lanes after the last edge or feature hold arbitrary values."""

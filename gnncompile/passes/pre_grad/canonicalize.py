@@ -22,7 +22,7 @@ from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad import wrap_negative_indices
 from gnncompile.passes.pre_grad.indices import fits, index_along, is_index, uncopied
-from gnncompile.passes.pre_grad.message import size_node
+from gnncompile.passes.pre_grad.normalize_sizes import size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import row_of
 
 _REDUCE = {"sum": "sum", "amax": "max", "amin": "min", "mean": "mean"}

@@ -22,7 +22,8 @@ from gnncompile.passes.analysis import aten, drop_unused, guarded_same, is_one, 
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE
 from gnncompile.passes.pre_grad.canonicalize import Reduction, gather_of, reduction_of
-from gnncompile.passes.pre_grad.message import MAX_WIDTH, size_node
+from gnncompile.passes.pre_grad.message import MAX_WIDTH
+from gnncompile.passes.pre_grad.normalize_sizes import size_node
 
 MOST_AXES = 2
 """The most feature axes of a region."""

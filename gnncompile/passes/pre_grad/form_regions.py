@@ -21,7 +21,8 @@ from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.pre_grad import dropout, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
-from gnncompile.passes.pre_grad.message import FLOATS, Message, size_node
+from gnncompile.passes.pre_grad.message import FLOATS, ONE_OTHER_END, Message
+from gnncompile.passes.pre_grad.normalize_sizes import size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 from gnncompile.passes.pre_grad.slice_messages import SPLITS
 from gnncompile.passes.pre_grad.stored_rows import residual_streams
@@ -143,6 +144,8 @@ class _Forming:
         except NotFusable:
             return  # the region that reads the rows has recorded the skip
         node.replace_all_uses_with(new)
+        if self.ctx.parts is None:  # read_through_index fuses the rows with the regions that read them
+            self.ctx.unskip("index_select stored per edge", ONE_OTHER_END, node)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
         if value(src).dtype not in FLOATS:

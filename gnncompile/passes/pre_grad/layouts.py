@@ -6,6 +6,7 @@ import operator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from gnncompile.ir.region import Region
@@ -24,12 +25,14 @@ class Layouts:
     Attributes:
         made: rowptr, col and edge of each layout, by its index, the index of the other end, and the numbers of rows.
         masked: Whether a layout leaves edges out, by the node that makes it.
+        rows: The row of each edge, for kernels that read rows through an index, by the index and the number of rows.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.made: dict[tuple[Any, ...], list[fx.Node]] = {}
         self.masked: dict[fx.Node, bool] = {}
+        self.rows: dict[tuple[fx.Node, Any], fx.Node] = {}
 
     def of(self, message: Message) -> list[fx.Node]:
         """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
@@ -46,6 +49,8 @@ class Layouts:
         region, tensors = message.bind(replace(region, unmasked=self.is_unmasked(layout)), layout)
         region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
         verify(region)
+        if message.stores_rows and self.ctx.parts is None:
+            tensors.append(self._row_of_edge(message.index, message.num_rows))  # for read_through_index
         return region, self.ctx.call(own.region.default, tensors, layout, region.spec, like=like)
 
     def forget_erased(self) -> None:
@@ -53,6 +58,7 @@ class Layouts:
         self.ctx.forget_erased()
         left = set(self.ctx.graph.nodes)
         self.made = {key: parts for key, parts in self.made.items() if left.issuperset(parts)}
+        self.rows = {key: row for key, row in self.rows.items() if row in left}
 
     def is_unmasked(self, layout: list[fx.Node]) -> bool:
         """Whether the layout leaves no edge out."""
@@ -63,19 +69,28 @@ class Layouts:
         key = (index, other, num_rows, num_columns)
         if key not in self.made:
             # All regions of the graph share the layout, so it is placed right after its last input.
-            with self.ctx.graph.inserting_after(_last([index, other, num_rows, num_columns])):
-                marker = self.ctx.graph.call_function(aten.sym_size.int, (index, 0))
-            with self.ctx.graph.inserting_before(marker):
+            with self.ctx.after([index, other, num_rows, num_columns]):
                 alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
                 counted = [wrap_negative_indices.counts(self.ctx, end) for end in (index, other)]
                 args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
                 made = self.ctx.call(own.csr.default, index, other, *args, like=index)
                 self.masked[made] = alive is not None
                 self.made[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
-            self.ctx.graph.erase_node(marker)
         return list(self.made[key])
 
+    def _row_of_edge(self, index: fx.Node, num_rows: Any) -> fx.Node:
+        """Returns the row of each edge in the order of the edge list, int32; -1 for all edges if there is no row.
 
-def _last(nodes: list[Any]) -> fx.Node:
-    found = [n for n in nodes if isinstance(n, fx.Node)]
-    return max(found)
+        The layout by the same index reports entries that are out of range. Here they become rows that exist.
+        """
+        ctx, key = self.ctx, (index, num_rows)
+        if key not in self.rows:
+            with ctx.after([index, num_rows]):
+                row = index
+                if wrap_negative_indices.counts(ctx, index):
+                    last = ctx.call(aten.add.Tensor, index, num_rows, like=index)
+                    row = ctx.call(aten.where.self, ctx.call(aten.lt.Scalar, index, 0, like=index), last, index)
+                end = ctx.call(operator.sub, num_rows, 1) if isinstance(num_rows, fx.Node) else num_rows - 1
+                row = ctx.call(aten.clamp.default, row, 0, end, like=index)
+                self.rows[key] = ctx.call(aten._to_copy.default, row, like=index, dtype=torch.int32)
+        return self.rows[key]

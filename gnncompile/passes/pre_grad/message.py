@@ -8,24 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import fx
 
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Node, Region, Shape, Space
+from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Region, Shape, Space
 from gnncompile.passes.analysis import aten, guarded_same, is_one, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.passes.pre_grad import edge_linears, picked_heads
 from gnncompile.passes.pre_grad.dropout import seed_of
-from gnncompile.passes.pre_grad.normalize_sizes import Symbols
+from gnncompile.passes.pre_grad.normalize_sizes import number_of, size_node
+from gnncompile.passes.pre_grad.other_end import other_end
+from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
 MAX_WIDTH = 8192
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The types of messages that have kernels."""
+
+ONE_OTHER_END = "a message can gather from one other end of its edges only"
+"""Why rows are stored that an index chooses which is neither end of the edges."""
 
 _INVERSE_DEGREE = -1
 """The index that stands for the tensor that :meth:`Message.bind` makes from the layout."""
@@ -48,6 +54,7 @@ class Message:
         self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
         self.known: dict[tuple[fx.Node, Slots], int] = {}
         self.components = 1
+        self.stores_rows = False
 
     def root(self, src: fx.Node) -> int:
         """Returns the region node of the message. Raises NotFusable if it has more than two feature axes."""
@@ -69,6 +76,7 @@ class Message:
         rank = value(gather).dim() - 1
         if rank > 2:
             raise NotFusable(f"rows with {rank} feature axes have no kernel yet")
+        self.stores_rows = True
         return self.builder.on_edges(self._gather(gather, ((), (1,), (0, 1))[rank]))
 
     def lower(self, node: fx.Node, slots: Slots, strict: bool = False) -> int:
@@ -137,8 +145,10 @@ class Message:
             return self.input(table, Space.DESTINATION, slots)
         if not same_size(value(index).shape[0], value(self.index).shape[0]):
             raise NotFusable("its index has another length than the edges")
-        if self.source is not None and (index is not self.source or not guarded_same(rows, self._columns())):
-            raise NotFusable("a message can gather from one other end of its edges only")
+        if index is not (self.source or self.preferred or index) or not self._fits_source(rows):
+            if self._reads_through_index(node):
+                return self._through_index(table, index, slots)
+            raise NotFusable(ONE_OTHER_END)
         found = self.input(table, Space.SOURCE, slots)
         if self.source is None:
             self.source = index
@@ -147,8 +157,41 @@ class Message:
         self.source_needs_grad |= table in self.ctx.needs_grad
         return found
 
-    def _columns(self) -> Any:
-        return number_of(self.num_columns)
+    def _reads_through_index(self, gather: fx.Node) -> bool:
+        """Whether a region reads rows that an index chooses, instead of reading them from memory.
+
+        Rows whose gradient is needed are stored for now: see :mod:`gnncompile.passes.post_grad.read_through_index`.
+        """
+        ctx, (table, _, index) = self.ctx, gather.args
+        whole = ctx.parts is None and ctx.padded is None and alive_of(ctx, index) is None  # type: ignore[arg-type]
+        return whole and table not in ctx.needs_grad and makes_messages(gather)
+
+    def _through_index(self, table: fx.Node, index: fx.Node, slots: Slots) -> int:
+        """Returns the region node of the rows of a table that an index chooses."""
+        shape, rows = region_shape(value(table).shape[1:], slots), value(table).shape[0]
+        if not value(table).dtype.is_floating_point:
+            raise NotFusable(f"a message gathers rows of type {value(table).dtype}")
+        key = f"{index.name} among {rows} rows"
+        if key not in self.ctx.shared_nodes:
+            with self.ctx.graph.inserting_before(self.at):
+                size = size_node(self.ctx, table, self.at)
+            with self.ctx.after([index, size]):  # a gather of the rows' numbers checks the index, as eager does
+                kind = {"dtype": torch.int32, "device": value(index).device}
+                numbers = self.ctx.call(aten.arange.default, size, like=index, **kind)
+                row = self.ctx.call(aten.index_select.default, numbers, 0, index, like=index)
+            self.ctx.shared_nodes[key] = row
+        place = self._position(self.ctx.shared_nodes[key], Space.EDGE, (1, 1))
+        dtype = str(value(table).dtype).removeprefix("torch.")
+        return self.builder.through_index(self._position(table, Space.EDGE, shape), place, shape, dtype)
+
+    def _fits_source(self, rows: Any) -> bool:
+        """Whether a table has as many rows as those that were gathered at the other end so far."""
+        return self.source is None or guarded_same(rows, number_of(self.num_columns))
+
+    @cached_property
+    def preferred(self) -> fx.Node | None:
+        """The index that is the other end of the edges, if messages gather by several."""
+        return other_end(self.ctx, self.index)
 
     def _size_node(self, table: fx.Node) -> Any:
         rows = value(table).shape[0]
@@ -177,7 +220,7 @@ class Message:
                 old = int(node.value or 0)
                 inverse = old == _INVERSE_DEGREE
                 tensor = self._inverse_degree(layout[0], node.dtype) if inverse else self.tensors[old][0]
-                nodes.append(Node(node.op, (), node.space, node.shape, node.dtype, len(tensors)))
+                nodes.append(replace(node, value=len(tensors)))
                 tensors.append(tensor)
             else:
                 nodes.append(node)
@@ -394,31 +437,9 @@ def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
     return len(a) > 0 and same_size(a[0], b[0])
 
 
-def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
-    """Returns the size of a table along an axis: a number, or a node that is known before `at`.
-
-    Equal sizes get the same node, since regions share a layout only if its arguments are the same nodes.
-    """
-    rows = value(table).shape[axis]
-    if isinstance(rows, int):
-        return rows
-    key = f"size {rows}"
-    known = ctx.shared_nodes.get(key)
-    if known is None or at < known:
-        size = Symbols(ctx).node(rows)
-        known = size if size is not None else ctx.call(aten.sym_size.int, table, axis)
-        ctx.shared_nodes[key] = known
-    return known
-
-
 def narrow(sizes: Iterable[Any], slots: Slots) -> Slots:
     """Returns the slots of a tensor that broadcasts to one with these slots: -1 for its axes of length 1."""
     return tuple(-1 if is_one(s) else k for s, k in zip(sizes, slots, strict=True))
-
-
-def number_of(number: Any) -> Any:
-    """Returns the (symbolic) number of a size, which may be a node."""
-    return value(number) if isinstance(number, fx.Node) else number
 
 
 def region_shape(sizes: Any, slots: Slots) -> Shape:

@@ -149,3 +149,25 @@ class Symbols:
             else:
                 total = self.ctx.call(op, total, part)
         return total
+
+
+def size_node(ctx: Context, table: fx.Node, at: fx.Node, axis: int = 0) -> Any:
+    """Returns the size of a table along an axis: a number, or a node that is known before `at`.
+
+    Equal sizes get the same node, since regions share a layout only if its arguments are the same nodes.
+    """
+    rows = value(table).shape[axis]
+    if isinstance(rows, int):
+        return rows
+    key = f"size {rows}"
+    known = ctx.shared_nodes.get(key)
+    if known is None or at < known:
+        size = Symbols(ctx).node(rows)
+        known = size if size is not None else ctx.call(aten.sym_size.int, table, axis)
+        ctx.shared_nodes[key] = known
+    return known
+
+
+def number_of(number: Any) -> Any:
+    """Returns the (symbolic) number of a size, which may be a node."""
+    return value(number) if isinstance(number, fx.Node) else number

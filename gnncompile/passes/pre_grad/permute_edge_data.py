@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from torch import fx
 
-from gnncompile.ir.region import Node, Region, Space, parse
+from gnncompile.ir.region import INDEX, Node, Region, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, own, structural_nodes
 from gnncompile.passes.context import Context
@@ -38,7 +38,8 @@ def run(ctx: Context) -> None:
 
 
 def _fits(node: Node) -> bool:
-    return node.space is Space.EDGE and node.shape[0] * node.shape[1] <= WIDEST
+    in_order = node.space is Space.EDGE and node.dtype != INDEX and not node.through_index
+    return in_order and node.shape[0] * node.shape[1] <= WIDEST
 
 
 def _replace(

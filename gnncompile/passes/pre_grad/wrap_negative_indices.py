@@ -15,7 +15,7 @@ from torch import fx
 from gnncompile import _compat
 from gnncompile.passes.analysis import aten, own, value
 from gnncompile.passes.context import Context
-from gnncompile.passes.pre_grad.message import size_node
+from gnncompile.passes.pre_grad.normalize_sizes import size_node
 
 _COUNTS, _REFUSES = "counts from the end", "refuses negative entries"
 

@@ -1,0 +1,68 @@
+"""Chooses the index that is the other end of a region's edges, where messages gather by several indices.
+
+Such messages also read the states of reverse edges, embeddings of the edges' types, or rows of their graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import fx
+
+from gnncompile.passes.analysis import aten, own, same_size, value
+from gnncompile.passes.context import Context
+
+
+def other_end(ctx: Context, index: fx.Node) -> fx.Node | None:
+    """Returns the other end of the edges whose rows are reduced by `index`; None if messages gather by one index.
+
+    This is an index that comes from the same edge list, then one by which most rows are gathered.
+    """
+    found = _gathered_by(ctx, index)
+    if len(found) < 2:
+        return None
+    ends = _given([index])
+    ends |= {other for pair in ctx.edge_lists if ends & set(pair) for other in pair}
+
+    def of_edges(one: fx.Node) -> bool:
+        given = _given([one])
+        return bool(given) and given <= ends
+
+    return max(found, key=lambda one: (of_edges(one), len(one.users)))
+
+
+def _gathered_by(ctx: Context, index: fx.Node) -> list[fx.Node]:
+    """Returns the other indices by which messages of the reductions by `index` gather rows, in order."""
+    reductions = ctx.graph.find_nodes(op="call_function", target=own.segment_reduce.default)
+    edges, seen = value(index).shape[0], set[fx.Node]()
+    todo: list[fx.Node] = [node for node in reductions if node.args[1] is index]
+    found: dict[fx.Node, None] = {}
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.target is aten.index_select.default and node.args[1] == 0:
+            by: Any = node.args[2]
+            found |= {by: None} if by is not index else {}
+        else:
+            todo += [n for n in node.all_input_nodes if _has_rows(n, edges)]
+    return sorted(found)
+
+
+def _has_rows(node: fx.Node, rows: Any) -> bool:
+    shape: Any = getattr(node.meta.get("val"), "shape", ())
+    return len(shape) > 0 and same_size(shape[0], rows)
+
+
+def _given(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Returns the tensors given to the graph that some nodes are computed from."""
+    seen: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in seen:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return {n for n in seen if n.op == "placeholder" and getattr(n.meta.get("val"), "shape", None) is not None}
