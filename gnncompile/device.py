@@ -162,6 +162,17 @@ class Device:
         """Whether products of many rows of a dtype should be ours instead of the library's."""
         return self.has_faster_products if dtype is torch.float32 else dtype in HALVES and self.has_tuned_products
 
+    def computes_product(self, dtype: torch.dtype, depth: int, columns: int) -> bool:
+        """Whether products of many rows with a weight `[depth, columns]` of this dtype should be ours."""
+        if not self.has_own_products(dtype) or min(depth, columns) < self.narrowest_product:
+            return False
+        if dtype in HALVES:
+            if max(depth, columns) > tuning.HALF_PRODUCTS.widest:
+                return False
+            if tuning.HALF_PRODUCTS.library_is_slow(depth, columns):
+                return True
+        return depth * columns >= self.least_weight
+
     @property
     def least_product(self) -> int:
         """Least multiplications of a product with a weight that is ours. Below, the library is as fast."""

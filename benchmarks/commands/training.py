@@ -164,7 +164,7 @@ def run_training(
     with torch._dynamo.config.patch(recompile_limit=64):
         for result in results:
             progress(f"{result.row.name}: build and check")
-            before = measure.held(device)
+            before = measure.reserved(device)
             step = check(result, partial(build, result.row), _first_losses, expected, tolerance)
             measure.free(device)
             if step is not None:

@@ -275,48 +275,37 @@ def peak_memory(step: StepFunction, device: torch.device, alive_before: int = 0)
     return memory(step, lambda: None, device, alive_before).peak
 
 
-@dataclass(frozen=True)
-class Held:
-    """Bytes of a CUDA device: `allocated` are in use, and `reserved` are taken from the device. Both are 0 on a CPU."""
-
-    allocated: int = 0
-    reserved: int = 0
-
-
-def held(device: torch.device) -> Held:
-    """Returns the bytes in use and those taken from a CUDA device, after what is free was given back."""
+def reserved(device: torch.device) -> int:
+    """Returns the bytes that torch holds of a CUDA device after it gave back what is free; 0 on a CPU."""
     free(device)
-    if device.type != "cuda":
-        return Held()
-    return Held(alive(device), torch.cuda.memory_reserved(device))
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def repeated_memory_definition(device: torch.device) -> str:
     """Returns a text that says what `repeated_memory` measures on this device."""
     if device.type != "cuda":
         return peak_memory_definition(device)
-    return (
-        "of a step that ran before, less what was there before the row was built: the larger of "
-        "torch.cuda.max_memory_allocated and of what stays reserved between steps, as the memory of CUDA graphs does"
-    )
+    return "torch.cuda.max_memory_reserved over a step that ran before, less what was reserved before the row was built"
 
 
-def repeated_memory(step: StepFunction, device: torch.device, before: Held) -> float:
+def repeated_memory(step: StepFunction, device: torch.device, before: int) -> float:
     """Returns the MiB of a step that ran before and may be a recorded one; on CUDA with the row's parameters.
 
     A recorded step allocates nothing when it is replayed: its tensors stay in the memory that the CUDA graph has
-    reserved. Therefore the larger counts of the peak of what is in use and of what is reserved between two steps.
+    reserved. Therefore what is reserved counts, for steps of every kind.
 
     Args:
         step: the step.
         device: the device that it runs on.
-        before: what `held` returned before the row was built.
+        before: what `reserved` returned before the row was built.
     """
     if device.type != "cuda":
         return peak_memory(step, device)
-    between = held(device).reserved - before.reserved
-    peak = peak_memory(step, device, before.allocated)
-    return max(peak, between / MIB)
+    free(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step()
+    torch.cuda.synchronize(device)
+    return (torch.cuda.max_memory_reserved(device) - before) / MIB
 
 
 def _memory_of_cpu_allocator(forward: StepFunction, backward: StepFunction) -> Memory:

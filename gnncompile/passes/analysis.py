@@ -257,8 +257,8 @@ def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Nod
 def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bool]:
     """Returns the nodes that depend on integer inputs and sizes alone, as the keys of a dict.
 
-    The value is True for a node that depends on integer data, on a sort, or on a size that the host waits for. It is
-    False for a node that Inductor computes from sizes only.
+    The value is True for a node that depends on integer data, on a sort, on a size that the host waits for, or on a
+    node marked with :data:`ONCE`. It is False for a node that Inductor computes from sizes only.
     """
     found: dict[fx.Node, bool] = {}
     for node in graph.nodes:
@@ -272,8 +272,13 @@ def structural_nodes(graph: fx.Graph, written: set[fx.Node]) -> dict[fx.Node, bo
             if node.target is aten.sym_size.int and node.args[0].op == "placeholder":
                 found[node] = False
             elif _same_each_time(node) and all(s in found for s in node.all_input_nodes):
-                found[node] = any(found[s] for s in node.all_input_nodes) or node.target in _SORTS or _waits(node)
+                once = node.target in _SORTS or _waits(node) or ONCE in node.meta
+                found[node] = once or any(found[s] for s in node.all_input_nodes)
     return found
+
+
+ONCE = "computed once"
+"""The key in the metadata of nodes that are worth computing once for each graph, even from sizes alone."""
 
 
 _SORTS = (

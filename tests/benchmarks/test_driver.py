@@ -273,7 +273,7 @@ def test_guide_refuses_unknown_names(capsys):
 @pytest.mark.parametrize("recorded", [False, True])
 def test_memory_of_a_step_that_may_be_recorded(recorded: bool):
     device = torch.device("cuda")
-    before = measure.held(device)
+    before = measure.reserved(device)
 
     def step():
         return torch.ones(64 * 2**18, device=device).sum()

@@ -152,9 +152,7 @@ def _is_weight(right: fx.Node) -> bool:
     weight = value(right)
     if not all(isinstance(width, int) for width in weight.shape):
         return False
-    if weight.dtype in HALVES and tuning.HALF_PRODUCTS.library_is_slow(*weight.shape):
-        return True
-    return bool(weight.numel() >= device_of(weight.device).least_weight)
+    return device_of(weight.device).computes_product(weight.dtype, *weight.shape)
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:

@@ -12,7 +12,7 @@ from torch import fx
 from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import aten, own
+from gnncompile.passes.analysis import ONCE, aten, own
 from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad import wrap_negative_indices
 from gnncompile.passes.pre_grad.message import Message
@@ -93,4 +93,5 @@ class Layouts:
                 end = ctx.call(operator.sub, num_rows, 1) if isinstance(num_rows, fx.Node) else num_rows - 1
                 row = ctx.call(aten.clamp.default, row, 0, end, like=index)
                 self.rows[key] = ctx.call(aten._to_copy.default, row, like=index, dtype=torch.int32)
+                self.rows[key].meta[ONCE] = True
         return self.rows[key]

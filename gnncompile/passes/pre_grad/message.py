@@ -16,7 +16,7 @@ from torch import fx
 
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Region, Shape, Space
-from gnncompile.passes.analysis import aten, guarded_same, is_one, own, same_size, value
+from gnncompile.passes.analysis import ONCE, aten, guarded_same, is_one, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.passes.pre_grad import edge_linears, picked_heads
@@ -179,6 +179,7 @@ class Message:
                 kind = {"dtype": torch.int32, "device": value(index).device}
                 numbers = self.ctx.call(aten.arange.default, size, like=index, **kind)
                 row = self.ctx.call(aten.index_select.default, numbers, 0, index, like=index)
+                row.meta[ONCE] = True
             self.ctx.shared_nodes[key] = row
         place = self._position(self.ctx.shared_nodes[key], Space.EDGE, (1, 1))
         dtype = str(value(table).dtype).removeprefix("torch.")
