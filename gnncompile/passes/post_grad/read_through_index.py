@@ -10,16 +10,15 @@ be harmful: the gradient of `x` is a walk of its own, which sums the gradients o
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import LAYERS, Output, Region, Space, parse
-from gnncompile.ir.verify import verify
+from gnncompile.ir.region import Node, Output, Region, parse
 from gnncompile.passes.analysis import drop_unused, own, value
+from gnncompile.passes.edge_inputs import reads_per_edge, replace_input
 
 SECTOR = 32
 """The bytes that a GPU reads at once. Narrower rows are gathered by one region at most, others by any number."""
@@ -52,13 +51,13 @@ def _row(region: Region, out: Output) -> int | None:
 def _move(call: fx.Node, region: Region, item: fx.Node) -> None:
     """Lets the readers of some rows gather them, if all of them can."""
     readers = list(item.users)
-    if (len(readers) > 1 and _bytes(item) < SECTOR) or not all(_can_gather(reader, item) for reader in readers):
+    if (len(readers) > 1 and _bytes(item) < SECTOR) or not all(reads_per_edge(reader, item) for reader in readers):
         return
     tensors: Any = call.args[0]
     position = _row(region, region.outputs[item.args[1]])  # type: ignore[index]
     assert position is not None
     for reader in readers:
-        _gather(reader, item, tensors[position], tensors[-1])
+        replace_input(reader, item, [tensors[position], tensors[-1]], _through_index)
 
 
 def _bytes(rows: fx.Node) -> int:
@@ -67,43 +66,6 @@ def _bytes(rows: fx.Node) -> int:
     return math.prod(fake.shape[1:]) * fake.dtype.itemsize
 
 
-def _can_gather(reader: fx.Node, rows: fx.Node) -> bool:
-    """Whether a node is a region that reads the rows as values per edge."""
-    if reader.target is not own.region.default or rows in reader.args[1]:  # type: ignore[operator]
-        return False
-    tensors, _, spec = reader.args
-    region = parse(spec)  # type: ignore[arg-type]
-    if len(tensors) != region.count:  # type: ignore[arg-type]
-        return False
-    dtype = str(value(rows).dtype).removeprefix("torch.")
-    kinds = ("outer",) if region.tiled else LAYERS  # these read features of edges from memory
-    for at, tensor in enumerate(tensors):  # type: ignore[arg-type]
-        nodes = [k for k, n in enumerate(region.nodes) if n.op == "input" and at in n.positions and tensor is rows]
-        features = any(n.op in kinds and k in n.args for k in nodes for n in region.nodes)
-        if features or any(region.nodes[k].space is not Space.EDGE or region.nodes[k].dtype != dtype for k in nodes):
-            return False
-    return True
-
-
-def _gather(reader: fx.Node, rows: fx.Node, table: fx.Node, index: fx.Node) -> None:
-    """Lets a region read rows of a table through an index."""
-    tensors, layout, spec = reader.args
-    given: list[Any] = list(tensors)  # type: ignore[arg-type]
-    moved = {at for at, tensor in enumerate(given) if tensor is rows}
-    given = [table if tensor is rows else tensor for tensor in given]
-    place = given.index(index) if index in given else len(given)
-    given += [index] if place == len(given) else []
-    region = _indexed(parse(spec), moved, place)  # type: ignore[arg-type]
-    verify(region)
-    reader.args = (given, layout, region.spec)
-
-
-def _indexed(region: Region, moved: set[int], index: int) -> Region:
-    """Returns the region with the inputs at the positions `moved` gathered through the tensor at position `index`."""
-    b, copies = Builder(region.by, region.unmasked, region.tiled), dict[int, int]()
-    for at, node in enumerate(region.nodes):
-        if node.op == "input" and node.value in moved:
-            copies[at] = b.through_index(int(node.value or 0), index, node.shape, node.dtype)
-        else:
-            copies[at] = b.emit(replace(node, args=tuple(copies[a] for a in node.args)))
-    return b.finish([replace(out, node=copies[out.node]) for out in region.outputs])
+def _through_index(b: Builder, node: Node, places: list[int]) -> int:
+    table, index = places
+    return b.through_index(table, index, node.shape, node.dtype)

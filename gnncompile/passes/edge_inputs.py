@@ -1,0 +1,68 @@
+"""Finds and replaces the inputs with which a region of a differentiated graph reads a tensor with a row per edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import LAYERS, Node, Region, Space, parse
+from gnncompile.ir.verify import verify
+from gnncompile.passes.analysis import own, value
+
+
+def reads_per_edge(reader: fx.Node, rows: fx.Node) -> bool:
+    """Whether a node is a region that reads rows as values per edge, which it could also compute."""
+    if reader.target is not own.region.default:
+        return False
+    given: Any = reader.args
+    tensors, layout, spec = given
+    region = parse(spec)
+    if rows in layout or len(tensors) != region.count:
+        return False
+    dtype = str(value(rows).dtype).removeprefix("torch.")
+    from_memory = ("outer",) if region.tiled else LAYERS
+    for k, node in enumerate(region.nodes):
+        if node.op == "input" and any(tensors[at] is rows for at in node.positions):
+            plain = node.space is Space.EDGE and not node.through_index and node.dtype == dtype
+            if not plain or any(n.op in from_memory and k in n.args for n in region.nodes):
+                return False
+    return True
+
+
+def replace_input(
+    reader: fx.Node, rows: fx.Node, instead: list[fx.Node], make: Callable[[Builder, Node, list[int]], int]
+) -> None:
+    """Lets a region read other tensors instead of some rows.
+
+    Args:
+        reader: The region, which reads the rows as values per edge.
+        rows: The rows.
+        instead: The tensors to read. The first takes the position of the rows, others are added.
+        make: Makes the value per edge of an input node, from these tensors' positions.
+    """
+    given: Any = reader.args
+    tensors, layout, spec = list(given[0]), given[1], given[2]
+    moved = {at for at, tensor in enumerate(tensors) if tensor is rows}
+    tensors = [instead[0] if at in moved else tensor for at, tensor in enumerate(tensors)]
+    places = [_place(tensors, tensor) for tensor in instead[1:]]
+    region: Region = parse(spec)
+    b, copies = Builder(region.by, region.unmasked, region.tiled), dict[int, int]()
+    for at, node in enumerate(region.nodes):
+        if node.op == "input" and node.value in moved:
+            copies[at] = make(b, node, [int(node.value or 0), *places])
+        else:
+            copies[at] = b.emit(replace(node, args=tuple(copies[a] for a in node.args)))
+    made = b.finish([replace(out, node=copies[out.node]) for out in region.outputs])
+    verify(made)
+    reader.args = (tensors, layout, made.spec)
+
+
+def _place(tensors: list[fx.Node], tensor: fx.Node) -> int:
+    """Returns the position of a tensor, which is added if it has none."""
+    if tensor not in tensors:
+        tensors.append(tensor)
+    return tensors.index(tensor)

@@ -1,0 +1,109 @@
+"""Sums of values per edge are added up by the region that reads them, with eager's numbers and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+from torch import Tensor, fx, nn
+
+import gnncompile
+from gnncompile.passes.post_grad import read_summands
+from gnncompile.runtime import launch
+from tests.graphs import EDGE_LISTS
+from tests.harness import kernels, needs_interpreter, same_gradients
+
+CHANNELS = 40
+
+
+def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """Sums rows by index."""
+    return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
+
+
+class States(nn.Module):
+    """A state of edges that several steps read: its gradient is a sum of theirs."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.start, self.step, self.steps = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, CHANNELS), steps
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        first = self.start(e) + x[source]
+        state = first.tanh()
+        for _ in range(self.steps):
+            state = (first + self.step(total(state, destination, x.size(0)))[source]).tanh()
+        return total(state, destination, x.size(0))
+
+
+class Maximum(nn.Module):
+    """A maximum over sums that are stored: its gradient finds it again by its bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(CHANNELS, CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        rows = self.one(e).sort(1)[0] + self.other(e).sort(1)[0]
+        places = destination.view(-1, 1).expand_as(rows)
+        most = rows.new_zeros(x.size(0), CHANNELS).scatter_reduce(0, places, rows, "amax", include_self=False)
+        return most + total(x[source], destination, x.size(0))
+
+
+@pytest.fixture(params=["cpp", pytest.param("triton", marks=triton_regions.GPU)])
+def which(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The generator of kernels."""
+    needs_interpreter(request.param, triton_regions.home(request.param))
+    torch._dynamo.reset()
+    with kernels(request.param):
+        yield request.param
+        assert not launch.fallbacks
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of tensors that a region reads in place of each sum."""
+    found: list[int] = []
+    original = read_summands.replace_input
+
+    def spy(reader: fx.Node, rows: fx.Node, instead: list[fx.Node], make: Any) -> None:
+        found.append(len(instead))
+        original(reader, rows, instead, make)
+
+    monkeypatch.setattr(read_summands, "replace_input", spy)
+    with torch._inductor.config.patch(force_disable_caches=True):  # a graph from the cache has run its passes
+        yield found
+
+
+@triton_regions.INTERPRETED
+@pytest.mark.parametrize("edges", EDGE_LISTS)
+@pytest.mark.parametrize("make", [lambda: States(2), lambda: States(3), lambda: States(5), Maximum])
+def test_gradients(make: Callable[[], nn.Module], edges: str, which: str) -> None:
+    device = triton_regions.home(which)
+    torch.manual_seed(0)
+    model = make().to(device, torch.float64)
+    edge_index = EDGE_LISTS[edges].to(device)
+    given = [torch.randn(5, CHANNELS), torch.randn(edge_index.size(1), CHANNELS)]
+    x, e = (t.to(device, torch.float64) for t in given)
+    other = copy.deepcopy(model)
+    same_gradients(model, (other, gnncompile.compile(other)), x, edge_index, e)
+
+
+@pytest.mark.parametrize("steps, read", [(1, []), (2, [2]), (3, [3]), (5, [])])
+def test_few_summands_are_read(steps: int, read: list[int], sums: list[int], which: str) -> None:
+    """The gradient of the first state is a sum over the steps. Many summands are added up outside of the region."""
+    device = triton_regions.home(which)
+    torch.manual_seed(0)
+    model = States(steps).to(device)
+    edge_index = EDGE_LISTS["unsorted, duplicates, hub"].to(device)
+    x, e = torch.randn(5, CHANNELS, device=device), torch.randn(edge_index.size(1), CHANNELS, device=device)
+    gnncompile.compile(model)(x.requires_grad_(), edge_index, e).sum().backward()
+    assert sums == read
