@@ -102,7 +102,7 @@ def _apart(value: Tensor) -> Tensor:
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Returns the rows of a table that an index names, and zeros where it is -1."""
+    """Returns the rows of a table that an index names, and zeros where it is -1: this names the row after the last."""
     return torch.cat([table, table.new_zeros(1, *table.shape[1:])]).index_select(0, index % (table.size(0) + 1))
 
 

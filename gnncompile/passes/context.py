@@ -186,6 +186,12 @@ class Context:
                 self.switches[node] = self.switches[like]
         return node
 
+    @property
+    def reads_through_index(self) -> bool:
+        """Whether ``read_through_index`` runs on the differentiated graph, and may find rows to read in regions."""
+        runs = self.options.inductor and not self.options.double_backward
+        return runs and self.parts is None and self.padded is None
+
     @contextmanager
     def after(self, nodes: Iterable[Any]) -> Iterator[None]:
         """Adds nodes right after the last of some nodes, inside this block. Sizes that are numbers do not count."""

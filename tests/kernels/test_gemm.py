@@ -30,7 +30,18 @@ def _off(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
-    [(1, 16, 16), (65, 32, 64), (130, 100, 47), (64, 260, 130), (70, 17, 18), (1, 18, 20), (65, 50, 17), (0, 130, 50)],
+    [
+        (1, 16, 16),
+        (65, 32, 64),
+        (130, 100, 47),
+        (64, 260, 130),
+        (70, 17, 18),
+        (1, 18, 20),
+        (65, 50, 17),
+        (0, 130, 50),
+        (65, 8, 256),
+        (70, 256, 9),
+    ],
 )
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
@@ -151,6 +162,7 @@ def test_gate(depth: int, columns: int, added: bool, any_tile: None):
     [
         *[(1, 16, 16), (31, 64, 64), (300, 100, 36), (100, 36, 132), (260, 132, 256)],
         *[(1, 17, 18), (70, 18, 17), (300, 128, 50), (100, 50, 20), (65, 130, 17), (65, 20, 130)],
+        *[(70, 42, 8), (300, 8, 64), (31, 9, 8), (1, 8, 8)],
     ],
 )
 def test_over_rows(rows: int, depth: int, columns: int, monkeypatch: pytest.MonkeyPatch):

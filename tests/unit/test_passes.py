@@ -278,7 +278,12 @@ UNFUSABLE: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int, str]
     "cumsum": (lambda x, row, col: add(x, col, x[row].cumsum(1)), 1, ""),
     "linear on edges": (lambda x, row, col: add(x, col, F.linear(x[row], WEIGHT)), 1, ""),
     "arc tangent": (lambda x, row, col: add(x, col, x[row].atan()), 1, ""),
-    "two other ends": (lambda x, row, col: add(x, col, x[row] * x[(row + 1) % x.size(0)]), 2, ""),
+    "two other ends": (lambda x, row, col: add(x, col, x[row] * x[(row + 1) % x.size(0)]), 2, "one other end"),
+    "wide rows of two other ends": (
+        lambda x, row, col: add(x, col, (w := x.repeat(1, 8))[row] * w[(row + 1) % x.size(0)])[:, :4],
+        2,
+        "",
+    ),
     "rows of another end read twice": (
         lambda x, row, col: add(x, col, x[row] * (h := x[(row + 1) % x.size(0)])) + add(x, col, h.atan()),
         2,

@@ -127,6 +127,16 @@ def test_every_type(
     assert concatenations == [int(dtype is torch.float64)], "the library multiplies float64"
 
 
+@pytest.mark.parametrize("options", [{"products": False}, {"inductor": False}, {"double_backward": True}])
+def test_without_products_of_our_own(
+    options: dict[str, bool], on_tensor_cores: None, concatenations: list[int]
+) -> None:
+    torch.manual_seed(0)
+    edges = EDGE_LISTS["unsorted, duplicates, hub"].to(DEVICE)
+    gnncompile.compile(Update().to(DEVICE), options=options)(torch.randn(5, WIDTH, device=DEVICE), edges)
+    assert concatenations == [1]
+
+
 def test_the_library_multiplies_what_is_concatenated(concatenations: list[int]) -> None:
     """On a CPU the library multiplies, and it would write the sum twice."""
     torch.manual_seed(0)

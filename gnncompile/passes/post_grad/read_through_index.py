@@ -21,7 +21,8 @@ from gnncompile.passes.analysis import drop_unused, own, value
 from gnncompile.passes.edge_inputs import reads_per_edge, replace_input
 
 SECTOR = 32
-"""The bytes that a GPU reads at once. Narrower rows are gathered by one region at most, others by any number."""
+"""The bytes that a GPU reads at once. To gather narrower rows reads more than to store them and to read them in
+sequence, so several regions read them as they are stored."""
 
 
 def run(graph: fx.Graph) -> None:

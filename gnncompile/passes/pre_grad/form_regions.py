@@ -19,7 +19,7 @@ from gnncompile.passes.analysis import aten, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import RegionRecord, user_line
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
-from gnncompile.passes.pre_grad import dropout, tiled_regions
+from gnncompile.passes.pre_grad import dropout, rematerialize, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import FLOATS, ONE_OTHER_END, Message
 from gnncompile.passes.pre_grad.normalize_sizes import size_node
@@ -144,7 +144,8 @@ class _Forming:
         except NotFusable:
             return  # the region that reads the rows has recorded the skip
         node.replace_all_uses_with(new)
-        if self.ctx.parts is None:  # read_through_index fuses the rows with the regions that read them
+        wide = math.prod(value(node).shape[1:]) >= rematerialize.WIDE  # otherwise the backward may keep the rows
+        if wide and self.ctx.reads_through_index:
             self.ctx.unskip("index_select stored per edge", ONE_OTHER_END, node)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:

@@ -49,8 +49,8 @@ class Layouts:
         region, tensors = message.bind(replace(region, unmasked=self.is_unmasked(layout)), layout)
         region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
         verify(region)
-        if message.stores_rows and self.ctx.parts is None:
-            tensors.append(self._row_of_edge(message.index, message.num_rows))  # for read_through_index
+        if message.stores_rows and region.unmasked and self.ctx.reads_through_index:
+            tensors.append(self._row_of_edge(message.index, message.num_rows))
         return region, self.ctx.call(own.region.default, tensors, layout, region.spec, like=like)
 
     def forget_erased(self) -> None:

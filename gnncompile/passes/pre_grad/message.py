@@ -160,11 +160,11 @@ class Message:
     def _reads_through_index(self, gather: fx.Node) -> bool:
         """Whether a region reads rows that an index chooses, instead of reading them from memory.
 
-        Rows whose gradient is needed are stored for now: see :mod:`gnncompile.passes.post_grad.read_through_index`.
+        In training :mod:`gnncompile.passes.post_grad.read_through_index` does so: a gradient may keep the rows.
         """
-        ctx, (table, _, index) = self.ctx, gather.args
+        ctx, index = self.ctx, gather.args[2]
         whole = ctx.parts is None and ctx.padded is None and alive_of(ctx, index) is None  # type: ignore[arg-type]
-        return whole and table not in ctx.needs_grad and makes_messages(gather)
+        return whole and not ctx.needs_grad and gather.args[0] not in ctx.written and makes_messages(gather)
 
     def _through_index(self, table: fx.Node, index: fx.Node, slots: Slots) -> int:
         """Returns the region node of the rows of a table that an index chooses."""
@@ -172,7 +172,8 @@ class Message:
         if not value(table).dtype.is_floating_point:
             raise NotFusable(f"a message gathers rows of type {value(table).dtype}")
         key = f"{index.name} among {rows} rows"
-        if key not in self.ctx.shared_nodes:
+        row = self.ctx.shared_nodes.get(key)
+        if row is None or self.at < row:
             with self.ctx.graph.inserting_before(self.at):
                 size = size_node(self.ctx, table, self.at)
             with self.ctx.after([index, size]):  # a gather of the rows' numbers checks the index, as eager does
@@ -181,9 +182,8 @@ class Message:
                 row = self.ctx.call(aten.index_select.default, numbers, 0, index, like=index)
                 row.meta[ONCE] = True
             self.ctx.shared_nodes[key] = row
-        place = self._position(self.ctx.shared_nodes[key], Space.EDGE, (1, 1))
-        dtype = str(value(table).dtype).removeprefix("torch.")
-        return self.builder.through_index(self._position(table, Space.EDGE, shape), place, shape, dtype)
+        places = self._position(table, Space.EDGE, shape), self._position(row, Space.EDGE, (1, 1))
+        return self.builder.through_index(*places, shape, str(value(table).dtype).removeprefix("torch."))
 
     def _fits_source(self, rows: Any) -> bool:
         """Whether a table has as many rows as those that were gathered at the other end so far."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch import fx
 
-from gnncompile.device import device_of
-from gnncompile.passes.analysis import aten, drop_unused, same_size, value
+from gnncompile.device import Device, device_of
+from gnncompile.passes.analysis import aten, drop_unused, is_packed, known_size, same_size, value
 from gnncompile.passes.context import Context
 
 MOST_PARTS = 2
@@ -24,6 +25,9 @@ MOST_PARTS = 2
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
+    options = ctx.options
+    if not (options.products and options.inductor) or options.double_backward:
+        return  # the library multiplies
     for node in list(ctx.graph.find_nodes(op="call_function", target=aten.linear.default)):
         parts = _parts(ctx, node)
         if parts is not None and _pays(node, parts):
@@ -50,8 +54,17 @@ def _pays(node: fx.Node, parts: list[fx.Node]) -> bool:
     columns, dtype, device = value(node).shape[1], value(node).dtype, device_of(value(node).device)
     if not device.runs_triton or any(value(one).dtype != dtype for one in (*parts, weight)):
         return False
-    widths = [value(part).shape[1] for part in parts]
-    return all(isinstance(width, int) and device.computes_product(dtype, width, columns) for width in widths)
+    return all(_is_ours(device, value(part), columns) for part in parts)
+
+
+def _is_ours(device: Device, rows: torch.Tensor, columns: int) -> bool:
+    """Whether a kernel of our own multiplies these rows with a weight of so many columns."""
+    depth: Any = rows.shape[1]
+    count = known_size(rows.shape[0])
+    if not isinstance(depth, int) or not is_packed(rows):
+        return False
+    many = count is None or count * depth * columns >= device.least_product
+    return many and device.computes_product(rows.dtype, depth, columns)
 
 
 def _split(ctx: Context, node: fx.Node, parts: list[fx.Node]) -> fx.Node:
