@@ -130,6 +130,8 @@ def _cast(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
     before, after = value(inner).dtype, value(node).dtype
     if value(inner).device != value(node).device or not after.is_floating_point:
         raise NotFusable("it converts to an integer type or another device")
+    if before == torch.float64 and after != torch.float64:
+        raise NotFusable(f"it rounds float64 values to {after}")  # a region computes in float64
     lowered = region.operand(inner, node, slots, strict)
     return region.builder.op("float", lowered) if before == torch.bool else lowered
 

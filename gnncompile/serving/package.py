@@ -62,7 +62,9 @@ def package(
     The file is a package of AOTInductor. It holds the weights, the kernels of gnncompile, and the code that sorts the
     edges. It serves any number of nodes, edges and graphs, none included. A process loads it with
     ``torch._inductor.aoti_load_package(path)``, a C++ program with ``torch::inductor::AOTIModelPackageLoader``. Each
-    call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
+    call checks its inputs, and raises an error in words for a wrong dtype, shape or device, and for edges and batches
+    out of range. An index that only chooses rows, as of an embedding, is checked by Inductor's code: a wrong entry
+    ends the process on a CPU.
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
     Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is

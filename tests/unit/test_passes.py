@@ -311,6 +311,20 @@ def test_what_is_not_fused_is_right_and_recorded(case: str):
         assert isinstance(skip, Skip) and skip.line.startswith(("unit/test_passes.py", "tests/tracing.py"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_float64_values_are_rounded_where_the_model_does(dtype: torch.dtype):
+    """What a rounding loses is all that is left of these messages."""
+    x, row, col = data()
+    x = x.double().requires_grad_()
+
+    def lost(x: torch.Tensor, row: torch.Tensor, col: torch.Tensor) -> torch.Tensor:
+        return add(x, col, (x[row] - x[row].to(dtype).to(x.dtype)) * 1e9)
+
+    with light():
+        found = gnncompile.compile(lost)(x, row, col)
+    torch.testing.assert_close(found, lost(x, row, col), rtol=1e-12, atol=0)
+
+
 def test_regions_can_be_turned_off():
     x, row, col = data()
     for off in ("regions", "hoist"):
