@@ -195,10 +195,12 @@ class Condition:
     Attributes:
         text: The condition, in symbols.
         line: The line that asked for it, or "?".
+        symbol: The symbol of the one size that it is about; None if it is about several.
     """
 
     text: str
     line: str
+    symbol: str | None = None
 
 
 _LARGE = 2**62
@@ -218,7 +220,8 @@ def conditions(environment: Any) -> list[Condition]:
         expression = guard.expr
         if expression.free_symbols and not _always_holds(expression):
             place = getattr(getattr(guard, "sloc", None), "maybe_user_loc", None)
-            found.append(Condition(str(expression), str(place or "?")))
+            symbols = [str(symbol) for symbol in expression.free_symbols]
+            found.append(Condition(str(expression), str(place or "?"), symbols[0] if len(symbols) == 1 else None))
     return found
 
 

@@ -70,6 +70,36 @@ inline void fresh(AtenTensorHandle tensor, int64_t bytes, bool zero) {
 #endif
 }
 
+// Copies an index, and returns the position of an entry outside of a range, or -1.
+template <typename T>
+int64_t copy_within(const T* index, T* copy, int64_t count, int64_t low, int64_t high) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (index[i] < low || index[i] >= high) return i;
+    copy[i] = index[i];
+  }
+  return -1;
+}
+
+// Copies an index, and refuses entries that name no row. Inductor's own check would end the process.
+inline void bound(AtenTensorHandle index, int64_t rows, bool wraps, AtenTensorHandle copy) {
+  int32_t type = 0;
+  int64_t count = 0;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(index, &type));
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_numel(index, &count));
+  const int64_t low = wraps ? -rows : 0;
+  const void* const data = reinterpret_cast<void*>(address(index));
+  void* const out = reinterpret_cast<void*>(address(copy));
+  const bool wide = type == aoti_torch_dtype_int64();
+  const int64_t wrong =
+      wide ? copy_within(static_cast<const int64_t*>(data), static_cast<int64_t*>(out), count, low, rows)
+           : copy_within(static_cast<const int32_t*>(data), static_cast<int32_t*>(out), count, low, rows);
+  if (wrong < 0) return;
+  const int64_t found = wide ? static_cast<const int64_t*>(data)[wrong] : static_cast<const int32_t*>(data)[wrong];
+  refuse("index out of range: entry " + std::to_string(wrong) + " of an index is " + std::to_string(found) +
+         ", expected numbers from " + std::to_string(low) + " to " + std::to_string(rows - 1) +
+         "; check the indices of nodes, edges and types among the inputs");
+}
+
 struct Layout {
   int64_t edges, rows, columns;
   bool wrap_rows, wrap_columns;

@@ -159,7 +159,36 @@ def _lower_loops(rowptr: Any, col: Any, edge: Any, index: Any, alive: Any) -> li
     return [tensor_of(one) for one in results]
 
 
+class _BoundedCall(Call):
+    """The call that copies an index and refuses entries out of range.
+
+    Args:
+        index: The index, realized and contiguous.
+        result: The copy.
+        rows: The number of rows that the index chooses from.
+        wraps: Whether negative entries count from the end.
+    """
+
+    def __init__(self, index: Any, result: Result, rows: Any, wraps: bool) -> None:
+        self.rows, self.wraps = rows, wraps
+        super().__init__([index], [result])
+
+    def codegen(self, wrapper: Any) -> None:
+        """Writes the call into a package's code."""
+        aoti.declare_support(wrapper)
+        (index,), (copy,) = self.references(), self.filled(wrapper)
+        rows, wraps = aoti.size_text(wrapper, self.rows), str(self.wraps).lower()
+        wrapper.writeline(f"gnncompile::bound({index}, {rows}, {wraps}, {copy});")
+
+
+def _lower_bounded(index: Any, size: Any, wraps: bool) -> Any:
+    result = Result(index.get_size(), index.get_dtype(), index.get_device())
+    _BoundedCall(contiguous(index), result, size, wraps)
+    return tensor_of(result)
+
+
 def install() -> None:
     """Registers the lowerings with Inductor. They apply to packages alone."""
+    aoti.install_in_packages(_own.bounded.default, _lower_bounded)
     aoti.install_in_packages(_own.csr.default, _lower_csr)
     aoti.install_in_packages(_own.csr_with_loops.default, _lower_loops)

@@ -1,10 +1,11 @@
-"""Makes the operations of a traced program check their indices, for a device on which a wrong index ends the process.
+"""Makes the operations of a traced program check their indices, so that a wrong index does not end the process.
 
 Before: ``aten.embedding(weight, z)``
 After:  ``aten.embedding(weight, gnncompile.bounded(z, rows, False))``
-Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. ``bounded``
-replaces wrong indices, and lets the call fail in words. Edges of regions are checked where they are sorted. An index
-that reads several tensors of one size is checked once.
+Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. On a CPU,
+Inductor's code throws an exception within a parallel loop, which ends the process. ``bounded`` lets the call fail in
+words; on a GPU it also replaces wrong indices. Edges of regions are checked where they are sorted. An index that reads
+several tensors of one size is checked once.
 """
 
 from __future__ import annotations
@@ -45,8 +46,12 @@ MASKS = (torch.bool, torch.uint8)
 _UNCHECKED = (aten.take.default, aten.put.default, aten.embedding_bag.padding_idx, aten.nll_loss_nd.default)
 
 
-def run(graph: fx.Graph) -> None:
+def run(graph: fx.Graph, checks_all: bool = True) -> None:
     """Rewrites the graph in place.
+
+    Args:
+        graph: The graph of a traced program.
+        checks_all: Whether all indices must be checked here. Otherwise torch's own kernels check some.
 
     Raises:
         CaptureError: An operation reads by indices that nothing checks.
@@ -61,7 +66,7 @@ def run(graph: fx.Graph) -> None:
                 indices.append(one if one is None else _bounded(graph, checked, node, axis, one, wraps=True))
                 axis += 1 if one is None else _axes(one)
             node.update_arg(1, indices)
-        elif node.target in _UNCHECKED:
+        elif node.target in _UNCHECKED and checks_all:
             line = line_of(node.meta.get("stack_trace") or "")
             raise CaptureError(
                 f"model: can't be packaged for a GPU at {line}: {node.target} reads by indices that a package does not "

@@ -37,7 +37,7 @@ from gnncompile.serving.kept_layout import (
     refuse_to_keep,
     sealed_inputs,
 )
-from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of
+from gnncompile.serving.program import Captured, Program, capture, dynamic_axes, dynamic_dimensions, layout_of, widths
 from gnncompile.serving.read_layout import guarded, walked
 from gnncompile.serving.refusals import refuse_conditions, refuse_operations, refuse_training
 
@@ -62,9 +62,7 @@ def package(
     The file is a package of AOTInductor. It holds the weights, the kernels of gnncompile, and the code that sorts the
     edges. It serves any number of nodes, edges and graphs, none included. A process loads it with
     ``torch._inductor.aoti_load_package(path)``, a C++ program with ``torch::inductor::AOTIModelPackageLoader``. Each
-    call checks its inputs, and raises an error in words for a wrong dtype, shape or device, and for edges and batches
-    out of range. An index that only chooses rows, as of an embedding, is checked by Inductor's code: a wrong entry
-    ends the process on a CPU.
+    call checks its inputs, and raises an error in words for a wrong dtype, shape, device or index.
 
     The code is compiled for this release of torch, and for the CPU of this machine or the one that `cpu` states. On
     Linux with glibc 2.33 or newer, a server whose CPU lacks an instruction refuses the file in words. If the model is
@@ -113,14 +111,16 @@ def package(
     ours, theirs = resolve(None, options)
     captured = capture(target, args, kwargs, options or {})
     structure = [] if captured.structure is None else [captured.structure.module.graph]
-    refuse_conditions(captured.conditions)
+    # A column that is read by its number asks for as many columns as the example has.
+    fixed = widths(captured, args, kwargs).intersection(one.symbol for one in captured.conditions if one.symbol)
+    refuse_conditions(one for one in captured.conditions if one.symbol not in fixed)
     kind = KINDS[place.type]
     on_gpu = not device_of(place).is_cpp_in_inductor
     refuse_operations([*structure, captured.rest.graph], kind.held)
-    call = _Call(captured, target, args, kwargs, names)
+    call = _Call(captured, target, args, kwargs, names, fixed)
     traced = {MODEL: call.plain(), **(call.with_kept_layout(compares=on_gpu) if keep_layout else {})}
-    for one in traced.values() if kind.bounds_indices else ():
-        bound_indices.run(one.program.graph)
+    for one in traced.values():
+        bound_indices.run(one.program.graph, checks_all=kind.checks_all_indices)
     settings = _settings(ours, theirs, place)
     rewrites = kind.rewrites if ours.epilogues else replace(kind.rewrites, fuse=None)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
@@ -238,20 +238,20 @@ class _Kind:
     Attributes:
         rewrites: How traced programs are rewritten.
         held: All our ops that a package can hold.
-        bounds_indices: Whether a wrong index of torch's operations would end the process.
+        checks_all_indices: Whether a wrong index ends the process in torch's kernels too, not only in Inductor's.
     """
 
     rewrites: aoti.Rewrites
     held: Collection[Any]
-    bounds_indices: bool
+    checks_all_indices: bool
 
 
 KINDS = {
-    "cpu": _Kind(aoti.Rewrites(packaged.DECOMPOSITIONS), packaged.HELD, bounds_indices=False),
+    "cpu": _Kind(aoti.Rewrites(packaged.DECOMPOSITIONS), packaged.HELD, checks_all_indices=False),
     "cuda": _Kind(
         aoti.Rewrites(packaged_triton.DECOMPOSITIONS, fuse_epilogues.run, fold_constants.run),
         packaged_triton.HELD,
-        bounds_indices=True,
+        checks_all_indices=True,
     ),
 }
 """The types of devices for which packages are made."""
@@ -281,6 +281,7 @@ class _Call:
         args: The arguments of the call.
         kwargs: Its arguments by name.
         names: The name of each tensor among them.
+        fixed: The symbols of sizes that are the example's in each call.
     """
 
     def __init__(
@@ -290,9 +291,10 @@ class _Call:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         names: list[str],
+        fixed: Collection[str] = (),
     ) -> None:
         self.captured, self.model, self.args, self.kwargs, self.names = captured, model, args, kwargs, names
-        axes = dynamic_axes(captured, args, kwargs)
+        axes = dynamic_axes(captured, args, kwargs, fixed)
         self.axes = list(zip(pytree.tree_leaves((args, kwargs)), axes, strict=True))
 
     def plain(self) -> _Traced:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -344,8 +344,31 @@ def _equal_sizes(captured: Captured, paths: dict[str, int]) -> list[tuple[_Part,
     return found
 
 
-def dynamic_axes(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Returns the axes of each leaf of the arguments whose sizes differ from call to call."""
+def widths(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
+    """Returns the symbols of sizes that are numbers of columns alone, as of integer features ``[num_edges, 3]``."""
+    leaves, paths = pytree.tree_leaves((args, kwargs)), _paths(args, kwargs)
+    found: dict[bool, set[str]] = {True: set(), False: set()}
+    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
+    for text, node in zip(captured.sources, placeholders, strict=True):
+        part, fake = _find(text, paths), node.meta["val"]
+        if part is not None and not part.counts and isinstance(fake, Tensor):
+            whole = part.row is None and not _is_edge_list(leaves[part.leaf])
+            for axis in dynamic_dimensions(fake):
+                found[whole and 0 < axis == fake.dim() - 1].add(str(fake.shape[axis]))
+    return found[True] - found[False]
+
+
+def dynamic_axes(
+    captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any], fixed: Collection[str] = ()
+) -> list[tuple[int, ...]]:
+    """Returns the axes of each leaf of the arguments whose sizes differ from call to call.
+
+    Args:
+        captured: The captured model.
+        args: The arguments of the captured call.
+        kwargs: Its arguments by name.
+        fixed: The symbols of sizes that stay as they are.
+    """
     leaves, paths = pytree.tree_leaves((args, kwargs)), _paths(args, kwargs)
     found: list[set[int]] = [set() for _ in leaves]
     read: set[int] = set()
@@ -358,8 +381,8 @@ def dynamic_axes(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, An
         read.add(part.leaf)
         before = 0 if part.row is None else 1
         if isinstance(fake, Tensor):
-            found[part.leaf] |= {before + axis for axis in dynamic_dimensions(fake)}
-        elif isinstance(fake, SymInt) and part.axis is not None:
+            found[part.leaf] |= {before + at for at in dynamic_dimensions(fake) if str(fake.shape[at]) not in fixed}
+        elif isinstance(fake, SymInt) and part.axis is not None and str(fake) not in fixed:
             found[part.leaf].add(before + part.axis)
     # Nothing reads the other arguments, so their rows may be any number.
     return [tuple(sorted(found[at])) if at in read else _rows(leaf) for at, leaf in enumerate(leaves)]
@@ -380,5 +403,8 @@ def layout_of(captured: Captured) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _rows(value: Tensor) -> tuple[int, ...]:
-    is_edge_list = not value.is_floating_point() and value.dim() == 2 and value.size(0) == 2
-    return (1,) if is_edge_list else (0,) if value.dim() else ()
+    return (1,) if _is_edge_list(value) else (0,) if value.dim() else ()
+
+
+def _is_edge_list(value: Tensor) -> bool:
+    return not value.is_floating_point() and value.dim() == 2 and value.size(0) == 2
