@@ -28,6 +28,8 @@ class Space(str, Enum):
     in which the region walks the edges. An ``ORDERED`` input takes two tensors. The tensor at the next position is in
     the order of a walk by the other end of the edges; gradients read it.
 
+    An ``EDGE`` input that takes an index reads rows of any tensor, one for each edge: see :attr:`Node.args`.
+
     ``FEATURE`` has one row per edge feature. It holds the transposed weights of a linear layer on these features.
     """
 

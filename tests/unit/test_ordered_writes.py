@@ -97,7 +97,7 @@ def _all_cases(t: Operands) -> list[tuple[Tensor, ...]]:
 def test_every_op_that_writes_has_a_case():
     prepare_torch()  # registers the lowerings, once in a process
     # Their calls are in packages: tests/e2e/test_package.py, test_package_gpu.py.
-    in_packages = {"csr", "csr_with_loops", "seal", "launch", "nonempty", "same_sizes", "sorted_edges"}
+    in_packages = {"bounded", "csr", "csr_with_loops", "seal", "launch", "nonempty", "same_sizes", "sorted_edges"}
     lowered = {str(op).split(".")[1] for op in inductor_call.installed} - in_packages - WITH_OTHERS
     assert lowered == {case.split(",")[0] for case in CASES}
 

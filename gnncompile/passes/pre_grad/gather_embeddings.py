@@ -35,7 +35,10 @@ def run(ctx: Context) -> None:
 
 
 def _is_gather(node: fx.Node) -> bool:
-    """Whether an embedding does what a gather does: it leaves no row out of the gradient, and scales none."""
+    """Whether an embedding does what a gather does: it leaves no row out of the gradient, and scales none.
+
+    Without a padding index, the traced operation has -1.
+    """
     defaults: list[Any] = [-1, False, False]
     given: list[Any] = [*node.args, *defaults[len(node.args) - 2 :]]
     index, padding, *more = given[1:]

@@ -22,7 +22,7 @@ from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 from gnncompile.passes.pre_grad import edge_linears, picked_heads
 from gnncompile.passes.pre_grad.dropout import seed_of
 from gnncompile.passes.pre_grad.normalize_sizes import number_of, size_node
-from gnncompile.passes.pre_grad.other_end import other_end
+from gnncompile.passes.pre_grad.other_ends import other_ends
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 
 MAX_WIDTH = 8192
@@ -145,7 +145,7 @@ class Message:
             return self.input(table, Space.DESTINATION, slots)
         if not same_size(value(index).shape[0], value(self.index).shape[0]):
             raise NotFusable("its index has another length than the edges")
-        if index is not (self.source or self.preferred or index) or not self._fits_source(rows):
+        if not self._is_other_end(index, rows):
             if self._reads_through_index(node):
                 return self._through_index(table, index, slots)
             raise NotFusable(ONE_OTHER_END)
@@ -185,14 +185,16 @@ class Message:
         places = self._position(table, Space.EDGE, shape), self._position(row, Space.EDGE, (1, 1))
         return self.builder.through_index(*places, shape, str(value(table).dtype).removeprefix("torch."))
 
-    def _fits_source(self, rows: Any) -> bool:
-        """Whether a table has as many rows as those that were gathered at the other end so far."""
-        return self.source is None or guarded_same(rows, number_of(self.num_columns))
+    def _is_other_end(self, index: fx.Node, rows: Any) -> bool:
+        """Whether an index is the other end of the edges, and a table has as many rows as others gathered there."""
+        if self.source is None:
+            return index in self.other_ends or not self.other_ends
+        return index is self.source and guarded_same(rows, number_of(self.num_columns))
 
     @cached_property
-    def preferred(self) -> fx.Node | None:
-        """The index that is the other end of the edges, if messages gather by several."""
-        return other_end(self.ctx, self.index)
+    def other_ends(self) -> frozenset[fx.Node]:
+        """The indices that may be the other end of the edges; empty if any may."""
+        return other_ends(self.ctx, self.index)
 
     def _size_node(self, table: fx.Node) -> Any:
         rows = value(table).shape[0]
@@ -230,11 +232,8 @@ class Message:
     def _inverse_degree(self, rowptr: fx.Node, dtype: str) -> fx.Node:
         key = f"inverse degree of {rowptr.name} in {dtype}"
         if key not in self.ctx.shared_nodes:
-            with self.ctx.graph.inserting_after(rowptr):
-                marker = self.ctx.graph.call_function(aten.sym_size.int, (rowptr, 0))
-            with self.ctx.graph.inserting_before(marker):
+            with self.ctx.after([rowptr]):
                 self.ctx.shared_nodes[key] = self.ctx.call(own.inverse_degree.default, rowptr, dtype)
-            self.ctx.graph.erase_node(marker)
         return self.ctx.shared_nodes[key]
 
     # Operations.

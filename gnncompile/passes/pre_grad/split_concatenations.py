@@ -19,9 +19,6 @@ from gnncompile.device import Device, device_of
 from gnncompile.passes.analysis import aten, drop_unused, is_packed, known_size, same_size, value
 from gnncompile.passes.context import Context
 
-MOST_PARTS = 2
-"""The most parts whose products one kernel adds up."""
-
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
@@ -42,8 +39,8 @@ def _parts(ctx: Context, node: fx.Node) -> list[fx.Node] | None:
     if rows.target is not aten.cat.default or len(rows.users) > 1 or not ctx.same_mode(rows, node):
         return None
     parts, dim = (*rows.args, 0)[:2]
-    if dim not in (1, -1) or not 1 < len(parts) <= MOST_PARTS or ctx.written.intersection([node, rows, *parts]):
-        return None
+    if dim not in (1, -1) or len(parts) != 2 or ctx.written.intersection([node, rows, *parts]):
+        return None  # one kernel adds up two products
     alike = all(value(part).dim() == 2 and same_size(value(part).shape[0], value(rows).shape[0]) for part in parts)
     return list(parts) if alike else None
 

@@ -242,15 +242,11 @@ class _Forming:
     def _place(self, made: _Draft) -> None:
         """Puts the region into the graph, after the last tensor that it reads."""
         message, ctx = made.message, self.ctx
-        last = max(self._inputs(made))
         outputs = [_output(message, node, at) for node, at in made.results().items()]
         region = message.builder.finish(outputs)
-        with ctx.graph.inserting_after(last):
-            marker = ctx.graph.call_function(aten.sym_size.int, (last, 0))
-        with ctx.graph.inserting_before(marker):
+        with ctx.after(self._inputs(made)):
             region, call = self.layouts.call(message, region, like=self.first)
             items = [ctx.call(operator.getitem, call, k, like=node) for k, node in enumerate(made.results())]
-        ctx.graph.erase_node(marker)
         self._replace(made, items)
         ctx.stored |= self.better & message.stored
         self._log(made, region)

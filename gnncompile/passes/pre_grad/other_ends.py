@@ -1,4 +1,4 @@
-"""Chooses the index that is the other end of a region's edges, where messages gather by several indices.
+"""Finds the indices that may be the other end of a region's edges, where messages gather by several indices.
 
 Such messages also read the states of reverse edges, embeddings of the edges' types, or rows of their graphs.
 """
@@ -14,22 +14,18 @@ from gnncompile.passes.analysis import aten, own, same_size, value
 from gnncompile.passes.context import Context
 
 
-def other_end(ctx: Context, index: fx.Node) -> fx.Node | None:
-    """Returns the other end of the edges whose rows are reduced by `index`; None if messages gather by one index.
+def other_ends(ctx: Context, index: fx.Node) -> frozenset[fx.Node]:
+    """Returns the indices that may be the other end of the edges whose rows are reduced by `index`.
 
-    This is an index that comes from the same edge list, then one by which most rows are gathered.
+    These come from the other row of the same edge list. None are returned if messages gather by one index: that is the
+    other end, whatever it comes from.
     """
     found = _gathered_by(ctx, index)
+    own_row = _given([index])
+    pairs = {other for pair in ctx.edge_lists if own_row & set(pair) for other in pair}
     if len(found) < 2:
-        return None
-    ends = _given([index])
-    ends |= {other for pair in ctx.edge_lists if ends & set(pair) for other in pair}
-
-    def of_edges(one: fx.Node) -> bool:
-        given = _given([one])
-        return bool(given) and given <= ends
-
-    return max(found, key=lambda one: (of_edges(one), len(one.users)))
+        return frozenset()
+    return frozenset(one for one in found if own_row | pairs >= (given := _given([one])) > given & own_row)
 
 
 def _gathered_by(ctx: Context, index: fx.Node) -> list[fx.Node]:
