@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -164,14 +165,22 @@ class Device:
 
     def computes_product(self, dtype: torch.dtype, depth: int, columns: int) -> bool:
         """Whether products of many rows with a weight `[depth, columns]` of this dtype should be ours."""
-        if not self.has_own_products(dtype) or min(depth, columns) < self.narrowest_product:
+        halves = tuning.HALF_PRODUCTS
+        if not self.multiplies_widths(dtype, (depth, columns), halves.widest):
             return False
-        if dtype in HALVES:
-            if max(depth, columns) > tuning.HALF_PRODUCTS.widest:
-                return False
-            if tuning.HALF_PRODUCTS.library_is_slow(depth, columns):
-                return True
-        return depth * columns >= self.least_weight
+        return (dtype in HALVES and halves.library_is_slow(depth, columns)) or depth * columns >= self.least_weight
+
+    def multiplies_widths(self, dtype: torch.dtype, widths: Sequence[int], widest: int) -> bool:
+        """Whether kernels of our own multiply matrices with these numbers of columns, in 16 bits at most `widest`."""
+        fit = min(widths) >= self.narrowest_product and (dtype not in HALVES or max(widths) <= widest)
+        return fit and self.has_own_products(dtype)
+
+    def has_enough_rows(self, rows: int | None, depth: int, columns: int) -> bool:
+        """Whether a product of rows with a weight `[depth, columns]` is large enough for our kernels.
+
+        None is an unknown number of rows, which is taken for large.
+        """
+        return rows is None or rows * depth * columns >= self.least_product
 
     @property
     def least_product(self) -> int:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import pytest
@@ -22,8 +22,9 @@ from gnncompile.codegen.triton.writer import writer_of
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space
+from gnncompile.runtime.launch import fallbacks
 from tests.graphs import layout
-from tests.harness import tune
+from tests.harness import kernels, needs_interpreter, tune
 
 triton = pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import TritonKernel
@@ -39,6 +40,16 @@ GENERATORS = ["cpp", pytest.param("triton", marks=GPU)]
 
 # The interpreter computes with NumPy, which warns of infinities and NaN in padded lanes.
 INTERPRETED = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(params=GENERATORS)
+def which(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The generator of the kernels of compiled models. No region may fall back to another one."""
+    needs_interpreter(request.param, home(request.param))
+    torch._dynamo.reset()
+    with kernels(request.param):
+        yield request.param
+        assert not fallbacks
 
 
 def take_few_edges(monkeypatch: pytest.MonkeyPatch, most: int) -> None:

@@ -32,6 +32,11 @@ def tensor_type(dtype: str) -> torch.dtype:
     return torch.int32 if dtype == BITS else getattr(torch, dtype)
 
 
+def storage_type(dtype: torch.dtype) -> str:
+    """Returns the IR storage type of a tensor of floats or bools; the inverse of :func:`tensor_type`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def pack(value: Tensor) -> Tensor:
     """Packs bools ``[rows, ...]`` into int32 ``[rows, words]``; bits after the last element are 0."""
     flat = value.flatten(1)

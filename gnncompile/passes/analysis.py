@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -310,6 +310,18 @@ def depends_on_chance(node: fx.Node) -> bool:
 
 def _is_float(val: torch.Tensor) -> bool:
     return val.is_floating_point() or val.is_complex()
+
+
+def needed_for(nodes: Iterable[fx.Node], known: Container[fx.Node] = ()) -> set[fx.Node]:
+    """Returns some nodes and all that they are computed from. What a node of `known` is computed from is left out."""
+    needed: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in needed:
+            needed.add(node)
+            todo += [] if node in known else node.all_input_nodes
+    return needed
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

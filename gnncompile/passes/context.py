@@ -187,10 +187,14 @@ class Context:
         return node
 
     @property
-    def reads_through_index(self) -> bool:
-        """Whether ``read_through_index`` runs on the differentiated graph, and may find rows to read in regions."""
-        runs = self.options.inductor and not self.options.double_backward
-        return runs and self.parts is None and self.padded is None
+    def runs_post_grad(self) -> bool:
+        """Whether passes run on the differentiated graph."""
+        return self.options.inductor and not self.options.double_backward
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the graph is captured for graphs as they are: neither padded nor for one part of a partition."""
+        return self.parts is None and self.padded is None
 
     @contextmanager
     def after(self, nodes: Iterable[Any]) -> Iterator[None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import LAYERS, Node, Region, Space, parse
 from gnncompile.ir.verify import verify
@@ -23,7 +24,7 @@ def reads_per_edge(reader: fx.Node, rows: fx.Node) -> bool:
     region = parse(spec)
     if rows in layout or len(tensors) != region.count:
         return False
-    dtype = str(value(rows).dtype).removeprefix("torch.")
+    dtype = storage_type(value(rows).dtype)
     from_memory = ("outer",) if region.tiled else LAYERS
     for k, node in enumerate(region.nodes):
         if node.op == "input" and any(tensors[at] is rows for at in node.positions):

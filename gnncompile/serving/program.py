@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -326,17 +326,21 @@ def _origin(value: Any, results: Sequence[Any], leaves: list[Any]) -> tuple[bool
     raise InternalError("a returned tensor is no result of the captured graph; please report it")
 
 
+def _arguments(captured: Captured, paths: dict[str, int]) -> Iterator[tuple[_Part, Any]]:
+    """Yields the inputs of a captured graph that are parts or sizes of arguments, with their fake values."""
+    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
+    for text, node in zip(captured.sources, placeholders, strict=True):
+        part = _find(text, paths)
+        if part is not None and not part.counts:
+            yield part, node.meta["val"]
+
+
 def _equal_sizes(captured: Captured, paths: dict[str, int]) -> list[tuple[_Part, _Part]]:
     """Returns pairs of sizes of arguments that have one symbol in the captured graph."""
     first: dict[str, _Part] = {}
     found = []
-    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
-    for text, node in zip(captured.sources, placeholders, strict=True):
-        part = _find(text, paths)
-        value: Any = node.meta["val"]
-        if part is None or part.counts or not isinstance(value, Tensor):
-            continue
-        sizes: Any = value.shape
+    for part, value in _arguments(captured, paths):
+        sizes: Any = value.shape if isinstance(value, Tensor) else ()
         for axis, size in enumerate(sizes):
             here = replace(part, axis=axis)
             if not isinstance(size, int) and first.setdefault(str(size), here) != here:
@@ -346,16 +350,13 @@ def _equal_sizes(captured: Captured, paths: dict[str, int]) -> list[tuple[_Part,
 
 def widths(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
     """Returns the symbols of sizes that are numbers of columns alone, as of integer features ``[num_edges, 3]``."""
-    leaves, paths = pytree.tree_leaves((args, kwargs)), _paths(args, kwargs)
-    found: dict[bool, set[str]] = {True: set(), False: set()}
-    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
-    for text, node in zip(captured.sources, placeholders, strict=True):
-        part, fake = _find(text, paths), node.meta["val"]
-        if part is not None and not part.counts and isinstance(fake, Tensor):
-            whole = part.row is None and not _is_edge_list(leaves[part.leaf])
-            for axis in dynamic_dimensions(fake):
-                found[whole and 0 < axis == fake.dim() - 1].add(str(fake.shape[axis]))
-    return found[True] - found[False]
+    leaves, columns, rows = pytree.tree_leaves((args, kwargs)), set[str](), set[str]()
+    for part, fake in _arguments(captured, _paths(args, kwargs)):
+        has_columns = part.row is None and not _is_edge_list(leaves[part.leaf])
+        for axis in dynamic_dimensions(fake) if isinstance(fake, Tensor) else ():
+            is_last = 0 < axis == fake.dim() - 1
+            (columns if has_columns and is_last else rows).add(str(fake.shape[axis]))
+    return columns - rows
 
 
 def dynamic_axes(
@@ -372,12 +373,7 @@ def dynamic_axes(
     leaves, paths = pytree.tree_leaves((args, kwargs)), _paths(args, kwargs)
     found: list[set[int]] = [set() for _ in leaves]
     read: set[int] = set()
-    placeholders = [n for n in captured.rest.graph.nodes if n.op == "placeholder"][: len(captured.sources)]
-    for text, node in zip(captured.sources, placeholders, strict=True):
-        part = _find(text, paths)
-        fake: Any = node.meta["val"]
-        if part is None or part.counts:
-            continue
+    for part, fake in _arguments(captured, paths):
         read.add(part.leaf)
         before = 0 if part.row is None else 1
         if isinstance(fake, Tensor):

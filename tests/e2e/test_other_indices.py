@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,9 +13,9 @@ from torch import Tensor, nn
 
 import gnncompile
 from gnncompile.ir.region import parse
-from gnncompile.runtime import launch
-from tests.harness import kernels, launched, needs_interpreter, same_gradients
+from tests.harness import launched, same_gradients
 
+which = triton_regions.which
 CHANNELS, TYPES, GRAPHS = 16, 5, 2
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
@@ -97,16 +96,6 @@ def inputs(name: str) -> Inputs:
     types = torch.randint(TYPES, (2 * pairs, 2))
     batch = torch.arange(nodes) * GRAPHS // nodes
     return torch.randn(nodes, CHANNELS, dtype=torch.float64), edge_index, types, torch.arange(2 * pairs) ^ 1, batch
-
-
-@pytest.fixture(params=["cpp", pytest.param("triton", marks=triton_regions.GPU)])
-def which(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The generator of kernels."""
-    needs_interpreter(request.param, triton_regions.home(request.param))
-    torch._dynamo.reset()
-    with kernels(request.param):
-        yield request.param
-        assert not launch.fallbacks
 
 
 @triton_regions.INTERPRETED

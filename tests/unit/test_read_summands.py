@@ -15,9 +15,10 @@ from torch import Tensor, fx, nn
 
 import gnncompile
 from gnncompile.passes.post_grad import read_summands
-from gnncompile.runtime import launch
 from tests.graphs import EDGE_LISTS
-from tests.harness import kernels, needs_interpreter, same_gradients
+from tests.harness import same_gradients
+
+which = triton_regions.which
 
 CHANNELS = 40
 
@@ -56,16 +57,6 @@ class Maximum(nn.Module):
         places = destination.view(-1, 1).expand_as(rows)
         most = rows.new_zeros(x.size(0), CHANNELS).scatter_reduce(0, places, rows, "amax", include_self=False)
         return most + total(x[source], destination, x.size(0))
-
-
-@pytest.fixture(params=["cpp", pytest.param("triton", marks=triton_regions.GPU)])
-def which(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The generator of kernels."""
-    needs_interpreter(request.param, triton_regions.home(request.param))
-    torch._dynamo.reset()
-    with kernels(request.param):
-        yield request.param
-        assert not launch.fallbacks
 
 
 @pytest.fixture

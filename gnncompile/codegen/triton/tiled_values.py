@@ -151,32 +151,25 @@ class TileValues:
             return self._load_bits(node)
         if node.dtype == INDEX:
             return f"tl.load(t{node.value} + edge_at).to(tl.int64)"
-        if node.through_index:
-            return self._load_indexed(node, again, zeroed)
         weights = node.space is Space.FEATURE
         length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
-        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed)
+        row = self.names[node.args[0]] if node.through_index else None
+        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed, row)
 
-    def _load(self, tensor: str, length: int, space: Space, boolean: bool, again: bool, zeroed: bool) -> str:
+    def _load(
+        self, tensor: str, length: int, space: Space, boolean: bool, again: bool, zeroed: bool, row: str | None = None
+    ) -> str:
+        """Returns the load of a tensor's rows in a space, or of the rows that an index names. -1 reads zeros."""
         offset, masks = self.columns(length)
         masks = ["alive", *masks] if zeroed else masks
+        masks = masks if row is None else [f"({row} >= 0)", *masks]
         at = offset or " + tl.zeros([1, 1], tl.int32)"
         if space not in (Space.PARAMETER, Space.FEATURE):
-            at = f" + {self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"
+            at = f" + {row or self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"
         # An equal load would be merged with the first one.
         policy = ', eviction_policy="evict_last"' if again else ""
         text = f"tl.load({tensor}{at}{masked(masks, other='0')}{policy})"
         return f"{text} != 0" if boolean else f"{text}.to({self.compute})"
-
-    def _load_indexed(self, node: Node, again: bool, zeroed: bool) -> str:
-        """Returns the load of the rows that an index names."""
-        offset, masks = self.columns(node.shape[1])
-        masks = ["alive", *masks] if zeroed else masks
-        row = self.names[node.args[0]]
-        at = f"{row}{f' * {node.shape[1]}' if node.shape[1] > 1 else ''}{offset}"
-        policy = ', eviction_policy="evict_last"' if again else ""
-        text = f"tl.load(t{node.value} + {at}{masked([f'({row} >= 0)', *masks], other='0')}{policy})"
-        return f"{text} != 0" if node.boolean else f"{text}.to({self.compute})"
 
     def _load_bits(self, node: Node) -> str:
         length = node.shape[1]

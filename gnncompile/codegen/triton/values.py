@@ -100,16 +100,21 @@ class ValueWriter:
             masks += [f"channel{channels}_in"] if self.padded("channel", channels) else []
         return "".join(f" + {t}" for t in terms), masks
 
-    def place(self, space: Space, width: int, shape: Shape) -> tuple[str, list[str]]:
-        """Returns the offset of the elements of `shape` in rows of `width` elements, with a leading plus, and masks."""
+    def place(self, space: Space, width: int, shape: Shape, row: str | None = None) -> tuple[str, list[str]]:
+        """Returns the offset of the elements of `shape` in rows of `width` elements, with a leading plus, and masks.
+
+        The rows are those of a space, or those that an index names. Lanes without an edge have the index -1.
+        """
         offset, masks = self.feature(shape)
         if space is Space.PARAMETER:
             return offset, masks
-        if space in self.plan.edge_spaces:
+        if row is not None:
+            masks = [f"({row} >= 0)", *masks]
+        elif space in self.plan.edge_spaces:
             masks = ["alive", *masks]
         elif self.tile.rows > 1:
             masks = ["row_in", *masks]
-        return f" + {self.index[space]}" + (f" * {width}" if width > 1 else "") + offset, masks
+        return f" + {row or self.index[space]}" + (f" * {width}" if width > 1 else "") + offset, masks
 
     def tile_shape(self, shape: Shape, edges: int) -> str:
         """Returns the lengths of a tile for a value of this feature shape and this number of edges, as text."""
@@ -131,9 +136,8 @@ class ValueWriter:
 
     def is_flat(self, node: Node) -> bool:
         """Whether an input is read as a row of one head: a value per edge whose heads are all in one program."""
-        if node.op != "input" or node.dtype == BITS or self.tile.stages > 1 or min(node.shape) == 1:
-            return False
-        if node.through_index:
+        in_sequence = node.op == "input" and node.dtype != BITS and not node.through_index
+        if not in_sequence or self.tile.stages > 1 or min(node.shape) == 1:
             return False
         extents = self.extent("head", node.shape[0]), self.extent("channel", node.shape[1])
         return node.space in self.plan.edge_spaces - {self.region.by} and extents == node.shape
@@ -193,9 +197,8 @@ class ValueWriter:
             rows = f"tl.load({place}, mask=flat_alive, other=0{eviction})"
             text = f"tl.reshape({rows}, {self.tile_shape(node.shape, self.tile.edges)})"
         else:
-            offset, masks = self.place(node.space, width, node.shape)
-            if node.through_index:
-                offset, masks = self._indexed(node, width)
+            row = self.names[node.args[0]] if node.through_index else None
+            offset, masks = self.place(node.space, width, node.shape, row)
             other = "-1" if node.dtype == INDEX else "0"
             text = f"tl.load(t{node.value}{offset}{masked(masks, other=other)}{eviction})"
         if node.dtype == SEED:
@@ -203,14 +206,6 @@ class ValueWriter:
         if node.dtype == INDEX:
             return f"{text}.to(tl.int64)"
         return f"{text} != 0" if node.dtype == BOOL else f"{text}.to({self.compute})"
-
-    def _indexed(self, node: Node, width: int) -> tuple[str, list[str]]:
-        """Returns the offset of the rows that an index names, with a leading plus, and masks. Lanes without an edge
-        have the index -1.
-        """
-        offset, masks = self.feature(node.shape)
-        row = self.names[node.args[0]]
-        return f" + {row}{f' * {width}' if width > 1 else ''}{offset}", [f"({row} >= 0)", *masks]
 
     def _dropout(self, node: Node) -> str:
         """Returns the factors of dropout. Lanes after the last edge or feature hold arbitrary values."""

@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from gnncompile.device import device_of
+from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import BOOL, Output, Region, Shape, Space, parse
+from gnncompile.ir.region import Output, Region, Shape, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
@@ -117,7 +118,7 @@ class _Rows:
         """Returns the region with the result as output `k`, in the dtype and shape of `fake`."""
         outputs = list(self.region.outputs)
         trailing = tuple(int(s) for s in fake.shape[1:])
-        outputs[self.k] = Output(self.result, str(fake.dtype).removeprefix("torch."), trailing)
+        outputs[self.k] = Output(self.result, storage_type(fake.dtype), trailing)
         return self.builder.finish(outputs)
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
@@ -161,8 +162,7 @@ class _Rows:
         if key not in self.positions:
             self.positions[key] = len(self.tensors)
             self.tensors.append(node)
-        dtype = BOOL if fake.dtype == torch.bool else str(fake.dtype).removeprefix("torch.")
-        return self.builder.input(self.positions[key], space, shape, dtype)
+        return self.builder.input(self.positions[key], space, shape, storage_type(fake.dtype))
 
     def _shape(self, sizes: Sequence[Any]) -> Shape:
         """Returns the feature shape (heads, channels) of an operand with these sizes."""

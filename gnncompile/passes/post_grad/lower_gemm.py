@@ -18,7 +18,7 @@ from typing import Any
 from torch import fx
 
 from gnncompile import tuning
-from gnncompile.device import HALVES, device_of
+from gnncompile.device import device_of
 from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
@@ -131,20 +131,17 @@ def _fits(left: Any, right: Any, widest: int) -> bool:
     if not is_tensor(left) or not is_tensor(right):
         return False
     one, other = value(left), value(right)
-    device = device_of(one.device)
-    if one.dim() != 2 or one.dtype != other.dtype or not device.has_own_products(one.dtype):
+    if one.dim() != 2 or one.dtype != other.dtype or not is_packed(one):
         return False
     widths = one.shape[1], other.shape[1]
-    if not all(isinstance(width, int) and width >= device.narrowest_product for width in widths):
-        return False
-    return is_packed(one) and (one.dtype not in HALVES or max(widths) <= widest)
+    known = all(isinstance(width, int) for width in widths)
+    return known and device_of(one.device).multiplies_widths(one.dtype, widths, widest)
 
 
 def _has_rows(left: fx.Node, columns: int) -> bool:
     """Whether a matrix has enough rows for the kernels, or an unknown number of rows."""
     rows, depth = value(left).shape
-    known = known_size(rows)
-    return known is None or known * depth * columns >= device_of(value(left).device).least_product
+    return device_of(value(left).device).has_enough_rows(known_size(rows), depth, columns)
 
 
 def _is_weight(right: fx.Node) -> bool:

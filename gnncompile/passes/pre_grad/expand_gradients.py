@@ -23,6 +23,7 @@ from gnncompile.passes.analysis import (
     is_one,
     is_tensor,
     mutates,
+    needed_for,
     own,
     switches_gradients,
     value,
@@ -184,7 +185,7 @@ class _Written:
         env = dict(zip(graph.find_nodes(op="placeholder"), self.edge, strict=True))
         for inner, node in zip(results[count:], tensors, strict=True):
             env.setdefault(inner, node)
-        needed = _needed(results[:count], env)
+        needed = needed_for(results[:count], env)
         for inner in graph.nodes:
             if inner not in needed or inner in env:
                 continue
@@ -226,14 +227,3 @@ class _Written:
             self._refuse(f"its gradient reads a constant ({inner.target})")
         if torch.Tag.nondeterministic_seeded in getattr(inner.target, "tags", ()):
             self._refuse(f"its gradient would draw random numbers again ({inner.target})")
-
-
-def _needed(results: list[fx.Node], known: dict[fx.Node, fx.Node]) -> set[fx.Node]:
-    needed: set[fx.Node] = set()
-    todo = list(results)
-    while todo:
-        node = todo.pop()
-        if node not in needed:
-            needed.add(node)
-            todo += [] if node in known else node.all_input_nodes
-    return needed

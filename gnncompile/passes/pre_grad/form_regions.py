@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.ir.bits import storage_type
 from gnncompile.ir.region import Output
 from gnncompile.passes.analysis import aten, own, same_size, value
 from gnncompile.passes.context import Context
@@ -145,7 +146,7 @@ class _Forming:
             return  # the region that reads the rows has recorded the skip
         node.replace_all_uses_with(new)
         wide = math.prod(value(node).shape[1:]) >= rematerialize.WIDE  # otherwise the backward may keep the rows
-        if wide and self.ctx.reads_through_index:
+        if wide and self.ctx.runs_post_grad and self.ctx.is_plain:
             self.ctx.unskip("index_select stored per edge", ONE_OTHER_END, node)
 
     def _message(self, node: fx.Node, src: fx.Node, index: fx.Node, size: Any) -> Message:
@@ -163,8 +164,7 @@ class _Forming:
         made = message.builder.nodes[result].shape
         # The reduction of an expanded message is expanded after the region.
         trailing = full if math.prod(full) == math.prod(made) else made[-len(full) :]
-        dtype = str(fake.dtype).removeprefix("torch.")
-        region = message.builder.finish([Output(result, dtype, trailing)])
+        region = message.builder.finish([Output(result, storage_type(fake.dtype), trailing)])
         with graph.inserting_before(node):
             region, out = self.layouts.call(message, region, like=node)
             first = self.ctx.call(operator.getitem, out, 0, like=node)

@@ -20,7 +20,7 @@ from gnncompile.passes.pre_grad.message import makes_messages
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    if ctx.parts is not None or ctx.padded is not None:
+    if not ctx.is_plain:
         return
     for node in list(ctx.graph.find_nodes(op="call_function", target=aten.embedding.default)):
         if not _is_gather(node) or node in ctx.written or ctx.written.intersection(node.all_input_nodes):

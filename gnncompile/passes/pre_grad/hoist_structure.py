@@ -16,7 +16,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from gnncompile.layout.structure_program import StructureProgram
-from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, structural_nodes, value
+from gnncompile.passes.analysis import aten, drop_unused, makes_new_tensor, needed_for, structural_nodes, value
 from gnncompile.passes.context import Context
 
 
@@ -131,13 +131,7 @@ def _copied(ctx: Context, frontier: list[fx.Node]) -> tuple[tuple[int, int], ...
 
 
 def _extract(ctx: Context, frontier: list[fx.Node], copied: tuple[tuple[int, int], ...]) -> StructureProgram:
-    needed: set[fx.Node] = set()
-    todo = list(frontier)
-    while todo:
-        node = todo.pop()
-        if node not in needed:
-            needed.add(node)
-            todo.extend(node.all_input_nodes)
+    needed = needed_for(frontier)
     graph, copies, positions = fx.Graph(), {}, []
     inputs = [n for n in ctx.graph.nodes if n.op == "placeholder"]
     for at, node in enumerate(inputs):

@@ -25,14 +25,12 @@ class Layouts:
     Attributes:
         made: rowptr, col and edge of each layout, by its index, the index of the other end, and the numbers of rows.
         masked: Whether a layout leaves edges out, by the node that makes it.
-        rows: The row of each edge, for kernels that read rows through an index, by the index and the number of rows.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.made: dict[tuple[Any, ...], list[fx.Node]] = {}
         self.masked: dict[fx.Node, bool] = {}
-        self.rows: dict[tuple[fx.Node, Any], fx.Node] = {}
 
     def of(self, message: Message) -> list[fx.Node]:
         """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
@@ -49,7 +47,7 @@ class Layouts:
         region, tensors = message.bind(replace(region, unmasked=self.is_unmasked(layout)), layout)
         region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
         verify(region)
-        if message.stores_rows and region.unmasked and self.ctx.reads_through_index:
+        if message.stores_rows and region.unmasked and self.ctx.runs_post_grad and self.ctx.is_plain:
             tensors.append(self._row_of_edge(message.index, message.num_rows))
         return region, self.ctx.call(own.region.default, tensors, layout, region.spec, like=like)
 
@@ -58,7 +56,6 @@ class Layouts:
         self.ctx.forget_erased()
         left = set(self.ctx.graph.nodes)
         self.made = {key: parts for key, parts in self.made.items() if left.issuperset(parts)}
-        self.rows = {key: row for key, row in self.rows.items() if row in left}
 
     def is_unmasked(self, layout: list[fx.Node]) -> bool:
         """Whether the layout leaves no edge out."""
@@ -83,15 +80,13 @@ class Layouts:
 
         The layout by the same index reports entries that are out of range. Here they become rows that exist.
         """
-        ctx, key = self.ctx, (index, num_rows)
-        if key not in self.rows:
+        ctx, key = self.ctx, f"row of {index.name} among {num_rows}"
+        if key not in ctx.shared_nodes:
             with ctx.after([index, num_rows]):
-                row = index
-                if wrap_negative_indices.counts(ctx, index):
-                    last = ctx.call(aten.add.Tensor, index, num_rows, like=index)
-                    row = ctx.call(aten.where.self, ctx.call(aten.lt.Scalar, index, 0, like=index), last, index)
+                counts = wrap_negative_indices.counts(ctx, index)
+                row = wrap_negative_indices.wrapped(ctx, index, num_rows) if counts else index
                 end = ctx.call(operator.sub, num_rows, 1) if isinstance(num_rows, fx.Node) else num_rows - 1
                 row = ctx.call(aten.clamp.default, row, 0, end, like=index)
-                self.rows[key] = ctx.call(aten._to_copy.default, row, like=index, dtype=torch.int32)
-                self.rows[key].meta[ONCE] = True
-        return self.rows[key]
+                made = ctx.shared_nodes[key] = ctx.call(aten._to_copy.default, row, like=index, dtype=torch.int32)
+                made.meta[ONCE] = True
+        return ctx.shared_nodes[key]

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import BOOL, FEATURE_MAXIMA, SEED, Region, Shape, Space
+from gnncompile.ir.region import FEATURE_MAXIMA, SEED, Region, Shape, Space
 from gnncompile.passes.analysis import ONCE, aten, guarded_same, is_one, own, same_size, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
@@ -113,15 +114,11 @@ class Message:
         fake = value(node)
         if node in self.ctx.written:
             raise NotFusable("it reads a tensor that is written to in place")
-        if fake.dtype == torch.bool:
-            dtype = BOOL
-        elif fake.dtype.is_floating_point:
-            dtype = str(fake.dtype).removeprefix("torch.")
-        else:
+        if fake.dtype != torch.bool and not fake.dtype.is_floating_point:
             raise NotFusable(f"a message reads a tensor of type {fake.dtype}")
         sizes = fake.shape if space is Space.PARAMETER else fake.shape[1:]
         shape = region_shape(sizes, slots)
-        return self.builder.input(self._position(node, space, shape), space, shape, dtype)
+        return self.builder.input(self._position(node, space, shape), space, shape, storage_type(fake.dtype))
 
     def _position(self, node: fx.Node, space: Space, shape: Shape) -> int:
         """Returns the position of a tensor. One that is read with two feature shapes has two positions."""
@@ -163,8 +160,8 @@ class Message:
         In training :mod:`gnncompile.passes.post_grad.read_through_index` does so: a gradient may keep the rows.
         """
         ctx, index = self.ctx, gather.args[2]
-        whole = ctx.parts is None and ctx.padded is None and alive_of(ctx, index) is None  # type: ignore[arg-type]
-        return whole and not ctx.needs_grad and gather.args[0] not in ctx.written and makes_messages(gather)
+        plain = ctx.is_plain and alive_of(ctx, index) is None  # type: ignore[arg-type]
+        return plain and not ctx.needs_grad and gather.args[0] not in ctx.written and makes_messages(gather)
 
     def _through_index(self, table: fx.Node, index: fx.Node, slots: Slots) -> int:
         """Returns the region node of the rows of a table that an index chooses."""
@@ -183,7 +180,7 @@ class Message:
                 row.meta[ONCE] = True
             self.ctx.shared_nodes[key] = row
         places = self._position(table, Space.EDGE, shape), self._position(row, Space.EDGE, (1, 1))
-        return self.builder.through_index(*places, shape, str(value(table).dtype).removeprefix("torch."))
+        return self.builder.through_index(*places, shape, storage_type(value(table).dtype))
 
     def _is_other_end(self, index: fx.Node, rows: Any) -> bool:
         """Whether an index is the other end of the edges, and a table has as many rows as others gathered there."""
@@ -292,7 +289,7 @@ class Message:
     def product(self, features: int, weight: fx.Node, shape: Shape) -> int:
         """Returns the region node of the product of each edge's features with a weight, `[outputs, features]`."""
         position = self._position(edge_linears.transposed(self.ctx, weight, self.at), Space.FEATURE, shape)
-        dtype = str(value(weight).dtype).removeprefix("torch.")
+        dtype = storage_type(value(weight).dtype)
         return self.builder.linear(features, self.builder.input(position, Space.FEATURE, shape, dtype))
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:

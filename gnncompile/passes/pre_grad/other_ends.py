@@ -5,12 +5,11 @@ Such messages also read the states of reverse edges, embeddings of the edges' ty
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.analysis import aten, own, same_size, value
+from gnncompile.passes.analysis import aten, is_tensor, needed_for, own, same_size, value
 from gnncompile.passes.context import Context
 
 
@@ -21,11 +20,11 @@ def other_ends(ctx: Context, index: fx.Node) -> frozenset[fx.Node]:
     other end, whatever it comes from.
     """
     found = _gathered_by(ctx, index)
-    own_row = _given([index])
-    pairs = {other for pair in ctx.edge_lists if own_row & set(pair) for other in pair}
     if len(found) < 2:
         return frozenset()
-    return frozenset(one for one in found if own_row | pairs >= (given := _given([one])) > given & own_row)
+    own_row = _given(index)
+    pairs = {other for pair in ctx.edge_lists if own_row & set(pair) for other in pair}
+    return frozenset(one for one in found if own_row | pairs >= (given := _given(one)) > given & own_row)
 
 
 def _gathered_by(ctx: Context, index: fx.Node) -> list[fx.Node]:
@@ -52,13 +51,6 @@ def _has_rows(node: fx.Node, rows: Any) -> bool:
     return len(shape) > 0 and same_size(shape[0], rows)
 
 
-def _given(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """Returns the tensors given to the graph that some nodes are computed from."""
-    seen: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in seen:
-            seen.add(node)
-            todo += node.all_input_nodes
-    return {n for n in seen if n.op == "placeholder" and getattr(n.meta.get("val"), "shape", None) is not None}
+def _given(index: fx.Node) -> set[fx.Node]:
+    """Returns the tensors given to the graph that an index is computed from."""
+    return {n for n in needed_for([index]) if n.op == "placeholder" and is_tensor(n)}

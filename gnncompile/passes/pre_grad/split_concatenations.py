@@ -22,8 +22,7 @@ from gnncompile.passes.context import Context
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    options = ctx.options
-    if not (options.products and options.inductor) or options.double_backward:
+    if not (ctx.options.products and ctx.runs_post_grad):
         return  # the library multiplies
     for node in list(ctx.graph.find_nodes(op="call_function", target=aten.linear.default)):
         parts = _parts(ctx, node)
@@ -57,11 +56,10 @@ def _pays(node: fx.Node, parts: list[fx.Node]) -> bool:
 def _is_ours(device: Device, rows: torch.Tensor, columns: int) -> bool:
     """Whether a kernel of our own multiplies these rows with a weight of so many columns."""
     depth: Any = rows.shape[1]
-    count = known_size(rows.shape[0])
     if not isinstance(depth, int) or not is_packed(rows):
         return False
-    many = count is None or count * depth * columns >= device.least_product
-    return many and device.computes_product(rows.dtype, depth, columns)
+    enough = device.has_enough_rows(known_size(rows.shape[0]), depth, columns)
+    return enough and device.computes_product(rows.dtype, depth, columns)
 
 
 def _split(ctx: Context, node: fx.Node, parts: list[fx.Node]) -> fx.Node:

@@ -22,6 +22,7 @@ from torch import fx
 
 from gnncompile import _compat, tuning
 from gnncompile.device import device_of
+from gnncompile.ir.bits import storage_type
 from gnncompile.ir.region import Output, Region
 from gnncompile.passes.analysis import aten, drop_unused, is_switch, own, same_size, value
 from gnncompile.passes.context import Context
@@ -295,4 +296,4 @@ def _holds(made: _Draft, node: fx.Node, at: int) -> bool:
 
 def _output(message: TiledMessage, node: fx.Node, at: int) -> Output:
     trailing = tuple(int(size) for size in value(node).shape[1:])
-    return Output(at, str(value(node).dtype).removeprefix("torch."), trailing)
+    return Output(at, storage_type(value(node).dtype), trailing)

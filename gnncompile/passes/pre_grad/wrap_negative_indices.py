@@ -60,15 +60,20 @@ def counts(ctx: Context, index: fx.Node) -> bool:
     return ctx.padded is None and _COUNTS in index.meta and _REFUSES not in index.meta
 
 
+def wrapped(ctx: Context, index: fx.Node, rows: Any) -> fx.Node:
+    """Adds an index whose negative entries are replaced by the rows that they stand for, among so many rows."""
+    last = ctx.call(aten.add.Tensor, index, rows, like=index)
+    return ctx.call(aten.where.self, ctx.call(aten.lt.Scalar, index, 0, like=index), last, index)
+
+
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
-    fused = ctx.options.inductor and not ctx.options.double_backward
     made: dict[tuple[fx.Node, Any], fx.Node] = {}
     for node in list(ctx.graph.find_nodes(op="call_function", target=aten.index_select.default)):
         source, dim, index = node.args
         if dim != 0 or not isinstance(index, fx.Node) or not counts(ctx, index) or value(index).dim() != 1:
             continue
-        if fused:
+        if ctx.runs_post_grad:
             node.target, node.args = aten.index.Tensor, (source, [index])
             continue
         # The gradient of ``x[idx]`` is slow. In the structure program, entries are replaced once per graph.
@@ -76,6 +81,5 @@ def run(ctx: Context) -> None:
             rows = size_node(ctx, source, node)
             key = index, rows
             if key not in made:
-                last = ctx.call(aten.add.Tensor, index, rows, like=index)
-                made[key] = ctx.call(aten.where.self, ctx.call(aten.lt.Scalar, index, 0, like=index), last, index)
+                made[key] = wrapped(ctx, index, rows)
         node.args = source, dim, made[key]
