@@ -168,7 +168,9 @@ class Device:
         halves = tuning.HALF_PRODUCTS
         if not self.multiplies_widths(dtype, (depth, columns), halves.widest):
             return False
-        return (dtype in HALVES and halves.library_is_slow(depth, columns)) or depth * columns >= self.least_weight
+        if dtype in HALVES:
+            return halves.library_is_slow(depth, columns) or depth * columns >= halves.least_weight
+        return depth * columns >= self.least_weight
 
     def multiplies_widths(self, dtype: torch.dtype, widths: Sequence[int], widest: int) -> bool:
         """Whether kernels of our own multiply matrices with these numbers of columns, in 16 bits at most `widest`."""
@@ -189,7 +191,7 @@ class Device:
 
     @property
     def least_weight(self) -> int:
-        """Least elements of the weight of such a product."""
+        """Least elements of the weight of such a product in float32."""
         return tuning.TILES.least_weight if self.runs_triton else tuning.LOOPS.least_weight
 
     @property

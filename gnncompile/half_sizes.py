@@ -18,6 +18,9 @@ class HalfProductTable:
     """Divides the widths that the library multiplies at full speed. With other widths, ours are faster also for small
     weights, and for products over rows that are alone."""
 
+    least_weight: int
+    """Least elements of a weight that the library multiplies fast. With fewer, both kernels are bound by memory."""
+
     widest: int
     """Most columns of both matrices of a product with a weight. Beyond, the library is faster."""
 
@@ -61,6 +64,7 @@ class HalfProductTable:
 
 H200_HALVES = HalfProductTable(
     library_unit=8,
+    least_weight=2048,
     widest=128,
     widest_over_rows=256,
     widest_alone=64,

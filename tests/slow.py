@@ -16,7 +16,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("slow.txt")
 
-MOST_OF_A_FUNCTION = 3.5
+MOST_OF_A_FUNCTION = 2.0
 
 _LINE = re.compile(r"([\d.]+)s (?:call|setup|teardown) +(tests/\S+?::.+)")
 

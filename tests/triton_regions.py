@@ -24,7 +24,7 @@ from gnncompile.ir.reference import Layout, run
 from gnncompile.ir.region import BOOL, Output, Region, Space
 from gnncompile.runtime.launch import fallbacks
 from tests.graphs import layout
-from tests.harness import kernels, needs_interpreter, tune
+from tests.harness import kernels, needs_interpreter, tune, tune_halves
 
 triton = pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import TritonKernel
@@ -67,6 +67,7 @@ def on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products go to the kernels too, on whatever device there is."""
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
     tune(monkeypatch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1)
+    tune_halves(monkeypatch, least_weight=1)
     if DEVICE == "cuda":
         tune(monkeypatch, capability=torch.cuda.get_device_capability())
     torch._dynamo.reset()

@@ -335,22 +335,17 @@ class Backend(_compat.CaptureSettings):
 
     def _patches(self) -> dict[str, Any]:
         return {
+            "joint_custom_post_pass": BeforeDivision(self.options),
             "post_grad_custom_pre_pass": AfterDifferentiation(self.options),
             # Inductor's padding of matrices compares sizes with 1. That becomes a guard, and a single node a recompile.
             "shape_padding": False,
             # Size asserts on every intermediate cost more host time than a kernel launch.
             "size_asserts": False,
-            **({} if self.group is None else self._patches_over_parts()),
+            # Another order could end an exchange before the work that it is to overlap with.
+            **({} if self.group is None else {"reorder_for_peak_memory": False}),
             # Our kernels are called from Python, so the C++ wrapper stays off even if the user turned it on.
             "cpp_wrapper": False,
             **self.inductor,
-        }
-
-    def _patches_over_parts(self) -> dict[str, Any]:
-        return {
-            "joint_custom_post_pass": BeforeDivision(self.options),
-            # Another order could end an exchange before the work that it is to overlap with.
-            "reorder_for_peak_memory": False,
         }
 
 

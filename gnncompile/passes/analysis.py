@@ -384,3 +384,22 @@ _VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default, at
 
 def _row_length(node: fx.Node) -> Any:
     return math.prod(value(node).shape[1:])
+
+
+def gradients_in(graph: fx.Graph) -> set[fx.Node]:
+    """Returns the nodes that depend on a gradient of a result, in the graph of a forward and its backward."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_gradient = node.op == "placeholder" and "tangents" in node.name
+        if (node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)) or is_gradient:
+            found.add(node)
+    return found
+
+
+def backward_of(graph: fx.Graph) -> set[fx.Node]:
+    """Returns gradients, and the nodes that only those read, such as a transposed matrix for a gradient."""
+    found = gradients_in(graph)
+    for node in reversed(graph.nodes):
+        if node.op == "call_function" and node.users and found.issuperset(node.users):
+            found.add(node)
+    return found

@@ -17,7 +17,7 @@ from gnncompile.layout.structure_program import StructureProgram
 from gnncompile.options import Options
 from gnncompile.passes.analysis import depends_on_chance, fakes_in
 from gnncompile.passes.context import Context
-from gnncompile.passes.joint import share_exchanged_rows
+from gnncompile.passes.joint import recompute_activations, share_exchanged_rows
 from gnncompile.passes.log import PassLog
 from gnncompile.passes.padded import mask_padding
 from gnncompile.passes.partitioned.parts import Parts
@@ -147,7 +147,7 @@ PRE_GRAD: tuple[Pass, ...] = (
 )
 """These passes run once on each captured graph, in this order. ``hoist_structure`` is last: it splits the graph."""
 
-JOINT: tuple[Pass, ...] = (_joint(share_exchanged_rows),)
+JOINT: tuple[Pass, ...] = (_joint(share_exchanged_rows), _joint(recompute_activations))
 """These passes run after differentiation, on the graph of a forward and its backward, in this order."""
 
 POST_GRAD: tuple[Pass, ...] = (

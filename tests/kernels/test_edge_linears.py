@@ -166,12 +166,12 @@ def weights_behind_layer(dtype: str, heads: int, channels: int, features: int) -
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("which, device", DEVICES)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "shape", [(1, 16, 8), (1, 100, 9), (1, 130, 9), (1, 64, 16), (1, 24, 40), (2, 16, 16)], ids=str
 )
 @pytest.mark.parametrize("where", [FULL, "no edge", "long rows"])
-def test_weights_of_halves_are_products(
+def test_gradients_of_weights_are_products(
     where: str, shape: tuple[int, int, int], dtype: str, which: str, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Small integers have 16 bits, and so have their products here: nothing is rounded."""
@@ -181,23 +181,39 @@ def test_weights_of_halves_are_products(
     with kernels(which):
         check(region, where, shape[2], device, 0.0)
         text = launch.kernel(region.spec, device).listing
-    assert (" dot(" in text) == (which == "triton" and shape[0] == 1 and shape[1] <= 128)
+    heads, channels, features = shape
+    fits = features >= 16 and 4 * features >= channels if dtype == "float32" else channels <= 128
+    assert (" plus_product(" in text) == (which == "triton" and heads == 1 and fits)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("which, device", DEVICES)
+def test_gradients_of_weights_keep_float32(which: str, device: str):
+    """Products of parts are as exact as float32."""
+    needs_interpreter(which, device)
+    with kernels(which):
+        for where in (FULL, "no edge", "long rows"):
+            check(weights("float32", 1, 64, 20), where, 20, device, 2e-6)
 
 
 COMPILE = """
 from tests.kernels.test_edge_linears import weights
 from gnncompile.codegen.triton.kernel import TritonEdgeSums
 
-for channels, features in ((128, 16), (128, 128), (64, 32), (256, 8), (512, 16), (100, 200)):
-    kernel = TritonEdgeSums(weights("bfloat16", 1, channels, features))
-    print(kernel.variant.entry.compile((8, 9)).shared if " dot(" in kernel.text else 0)
+for channels, features, dtype in (
+    *((c, f, "bfloat16") for c, f in ((128, 16), (128, 128), (64, 32), (256, 8), (512, 16), (100, 200))),
+    *((c, f, "float32") for c, f in ((64, 20), (128, 32), (128, 16))),
+):
+    kernel = TritonEdgeSums(weights(dtype, 1, channels, features))
+    print(kernel.variant.entry.compile((8, 9)).shared if " plus_product(" in kernel.text else 0)
 """
 
 
 def test_products_fit_in_the_shared_memory_of_small_gpus():
     """A program has up to 99 KiB on GPUs of compute capability 8.6 and 8.9. Wider sums are no products."""
     shared = [int(line) for line in without_interpreter("-c", COMPILE).splitlines()]
-    assert [number > 0 for number in shared] == [True, False, True, False, False, False] and max(shared) <= 99 * 1024
+    halves, floats = [True, False, True, False, False, False], [True, True, False]
+    assert [number > 0 for number in shared] == halves + floats and max(shared) <= 99 * 1024
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -312,7 +328,7 @@ def test_features_of_a_layer_and_of_a_sum(dtype: str, tolerance: float, which: s
         for where in (FULL, "no edge", "long rows"):
             check(region, where, 16, device, tolerance)
         text = launch.kernel(region.spec, device).listing
-    assert " dot(" not in text, "values behind a layer would not fit in registers"
+    assert "product(" not in text, "values behind a layer would not fit in registers"
 
 
 @pytest.mark.parametrize("which, device", DEVICES)

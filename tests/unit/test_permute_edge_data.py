@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,7 +27,7 @@ from gnncompile.ir.region import BOOL, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
 from gnncompile.passes.pre_grad.permute_edge_data import WIDEST
-from tests.graphs import layout
+from tests.graphs import EDGE_LISTS, layout
 from tests.harness import kernels, launched, light
 from tests.tracing import Traced, check, data
 
@@ -248,3 +249,66 @@ def test_layers_share_what_is_in_order():
     walks_of_rows = [parse(s) for s in specs if parse(s).grid == (1, 4)]
     assert {r.by for r in walks_of_rows} == {D, S}
     assert all("ordered edge" in summary(r) for r in walks_of_rows)
+
+
+class Featured(nn.Module):
+    """Sums neighbours and layers of the features of edges, in several steps."""
+
+    def __init__(self, steps: int, features: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(features, 40) for _ in range(steps))
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        for layer in self.layers:
+            message = (x[source] + layer(e)).relu()
+            x = x.new_zeros(x.shape).index_add(0, destination, message)
+        return x
+
+
+def orders(model: nn.Module, *given: Tensor) -> list[bool]:
+    """Returns whether a region reads features of edges in the order of its walk, for each layer of the features."""
+    found = []
+    with launched() as specs:
+        gnncompile.compile(model)(*given).sum().backward()
+    for spec in dict.fromkeys(specs):
+        region = parse(spec)
+        layers = [node for node in region.nodes if node.op in ("linear", "outer")]
+        read = [region.nodes[layer.args[0]] for layer in layers]
+        found += [node.space is Space.ORDERED for node in read if node.op == "input"]
+    return found
+
+
+@pytest.mark.parametrize("edges", EDGE_LISTS)
+@pytest.mark.parametrize("features", [6, 20])
+def test_features_of_layers(edges: str, features: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    torch.manual_seed(0)
+    edge_index = EDGE_LISTS[edges].to(device)
+    e = torch.randn(edge_index.size(1), features, dtype=torch.float64, device=device)
+    model = Featured(2, features).to(device, torch.float64)
+    x = torch.randn(5, 40, dtype=torch.float64, device=device, requires_grad=True)
+    other = copy.deepcopy(model)
+    compiled = gnncompile.compile(other)
+    found = []
+    for called, parameters in ((model, model.parameters()), (compiled, other.parameters())):
+        x.grad = None
+        out = called(x, edge_index, e)
+        out.square().sum().backward()
+        found.append([out.detach(), x.grad, *(p.grad for p in parameters)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("steps, needs_grad, ordered", [(2, False, True), (1, False, False), (2, True, False)], ids=str)
+def test_which_features_are_in_order(
+    steps: int, needs_grad: bool, ordered: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One reader alone would not pay for the copies; features with a gradient are layers of their own."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    torch._dynamo.reset()
+    edge_index = EDGE_LISTS["unsorted, duplicates, hub"].to(device)
+    e = torch.randn(edge_index.size(1), 8, device=device, requires_grad=needs_grad)
+    model, x = Featured(steps, 8).to(device), torch.randn(5, 40, device=device)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        found = orders(model, x, edge_index, e)
+    assert (True in found) == ordered and (False in found) == (steps == 1)

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gnncompile.passes.analysis import gradients_in
 from gnncompile.passes.joint import share_exchanged_rows
 
 OPS, ATEN = torch.ops.gnncompile, torch.ops.aten
@@ -63,7 +64,7 @@ def changed(made: fx.GraphModule) -> bool:
 
 def read_late(made: fx.GraphModule) -> set[Any]:
     """The operations of the forward whose results the backward reads, also through views."""
-    late = share_exchanged_rows._backward(made.graph)
+    late = gradients_in(made.graph)
     found = set()
     for read in (read for node in late for read in node.all_input_nodes if read not in late):
         while read.target in (ATEN.view.default, ATEN.slice.Tensor, ATEN.detach.default):

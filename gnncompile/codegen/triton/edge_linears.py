@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 
 from gnncompile.codegen.triton.text import masked
-from gnncompile.codegen.triton.tile import layers_by_products, padded, products_of_halves, reads_many_weights
+from gnncompile.codegen.triton.tile import layers_by_products, padded, reads_many_weights, sums_by_products
 from gnncompile.codegen.triton.values import ValueWriter
 from gnncompile.ir.region import LAYERS, Node, Region, Shape
 
@@ -52,7 +52,7 @@ class LayerWriter(ValueWriter):
     @cached_property
     def products(self) -> frozenset[int]:
         """The layers, or the sums over all edges, that are matrix products."""
-        return layers_by_products(self.region, self.tile) | products_of_halves(self.region)
+        return layers_by_products(self.region, self.tile) | sums_by_products(self.region)
 
     @cached_property
     def _one_by_one(self) -> frozenset[int]:

@@ -16,9 +16,9 @@ class EdgeSumsWriter(Writer):
     Edges are walked in the order of their rows. Row values are loaded for each edge, by the edge's row index;
     consecutive edges of a tile often share a row.
 
-    A sum of 16-bit features times a value per edge is a matrix product over the edges of a step,
-    ``features.T @ value``, which the GPU's matrix units compute. Other sums take a multiply-add for each feature and
-    element.
+    A sum of features times a value per edge may be a matrix product over the edges of a step, ``features.T @ value``,
+    which the GPU's matrix units compute (:func:`gnncompile.codegen.triton.tile.sums_by_products`). Other sums take a
+    multiply-add for each feature and element.
     """
 
     @cached_property
@@ -63,7 +63,7 @@ class EdgeSumsWriter(Writer):
         if i in self.products:
             factor, zeros = self.region.nodes[features].dtype, self.tile_shape(node.shape, self.tile.edges)
             self.line(f"x = tl.where(alive, {self.operand(value)}, tl.full({zeros}, 0.0, {self.compute}))")
-            self.line(f"acc{i} = dot(tl.trans(features{features}), x.to(tl.{factor}), acc{i})")
+            self.line(f"acc{i} = plus_product(acc{i}, tl.trans(features{features}), x.to(tl.{factor}))")
             return
         self.line(f"x = tl.where(alive, {self.operand(value)}, 0.0)")
         for k in range(self.region.features(i)):

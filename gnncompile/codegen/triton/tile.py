@@ -125,16 +125,15 @@ def sums(region: Region) -> int:
     return sum(region.features(at) * n.shape[0] * n.shape[1] for at, n in made)
 
 
-def products_of_halves(region: Region) -> frozenset[int]:
-    """Returns the sums over all edges that are products of matrices, ``features.T @ values``, of 16-bit factors.
+def sums_by_products(region: Region) -> frozenset[int]:
+    """Returns the sums over all edges that are products of matrices, ``features.T @ values``.
 
-    A product rounds the values of edges to the type of the features, as eager does before it multiplies: in float16,
-    values above 65,504 become infinite. There are none if another sum has several features, since the tile of a product
-    has too many edges for that sum; nor if the values come from layers of the region, or are so many that they do not
-    fit in the registers of a program.
+    A product rounds values to the type of the features, as eager does: in float16, values above 65,504 become infinite.
+    There are none if another sum has several features, since a step has too many edges for that sum; nor if the values
+    come from layers of the region, or are so many that they do not fit in the registers of a program.
     """
     made = [at for at, n in enumerate(region.nodes) if n.op == "outer"]
-    found = frozenset(at for at in made if _is_product_of_halves(region, at))
+    found = frozenset(at for at in made if _sums_by_product(region, at))
     others = any(region.features(at) > 1 for at in made if at not in found)
     layers = any(n.op in ("linear", "transposed") for n in region.nodes)
     tiles, channels = tuning.TILES, power_of_two(region.grid[1])
@@ -147,12 +146,13 @@ _FEWEST_FEATURES = NARROWEST // 2
 """Fewest features of a product. Half of the block of features may be padding."""
 
 
-def _is_product_of_halves(region: Region, at: int) -> bool:
+def _sums_by_product(region: Region, at: int) -> bool:
+    """Whether matrix units compute a sum faster. In float32 they do for many features beside few channels."""
     node = region.nodes[at]
-    features = region.nodes[node.args[0]]
-    halves = features.op == "input" and features.dtype in HALVES and features.dtype == region.factor
-    wide = features.shape[1] >= _FEWEST_FEATURES and node.shape[1] >= NARROWEST
-    return halves and wide and region.grid[0] == 1
+    features, channels = region.nodes[node.args[0]], node.shape[1]
+    plain = features.op == "input" and features.dtype == region.factor and not region.double and region.grid[0] == 1
+    fewest = _FEWEST_FEATURES if features.dtype in HALVES else max(NARROWEST, channels // 4)
+    return plain and features.shape[1] >= fewest and channels >= NARROWEST
 
 
 PRODUCT_EDGES = 8
@@ -354,12 +354,13 @@ def _tile_of_products(region: Region, channels: int) -> Tile:
 
 def _tile_of_edge_sums(region: Region, plan: Schedule, channels: int, width: int) -> Tile:
     """Returns the tile of a region that sums over all edges."""
-    tiles, products = tuning.TILES, products_of_halves(region)
+    tiles, products = tuning.TILES, sums_by_products(region)
     if products:
-        rows = tiles.edge_product_edges * wide_streams(region, plan)
+        edges = tiles.edge_product_edges // (1 if region.factor in HALVES else 2)  # parts take registers as well
+        rows = edges * wide_streams(region, plan)
         rows += sum(padded(region.features(at)) for at in products)
         num_warps = min(power_of_two(-(-rows * channels // tiles.edge_product_values)), tiles.edge_sum_warps)
-        return Tile(1, tiles.edge_product_edges, channels, num_warps)
+        return Tile(1, edges, channels, num_warps)
     needed = power_of_two(-(-sums(region) // tiles.edge_sums))
     num_warps = min(max(warps_of(width), needed), max(width // tiles.edge_sum_width, 1), tiles.edge_sum_warps)
     return Tile(1, max(num_warps * tiles.edge_sum_elements // width, 1), channels, num_warps)

@@ -28,8 +28,8 @@ They are the number of rows, of programs that walk a piece, and of programs for 
 that is no hub.
 """
 
-_PRODUCT = re.compile(r"(?<!\.)\bdot\(")
-"""A call of the function that multiplies matrices. A module may hold the text of several writers, so its text tells."""
+_PRODUCTS = "dot", "plus_product"
+"""Functions that multiply matrices. A module may hold the text of several writers, so its text tells which it calls."""
 
 _WARP = 32
 """The threads of a warp."""
@@ -75,7 +75,8 @@ class Writer(ReductionWriter):
         """Returns the text of the module."""
         functions = self.functions()
         text = "\n".join(functions)
-        product = ["from gnncompile.codegen.gemm.kernels import dot"] if _PRODUCT.search(text) else []
+        called = [name for name in _PRODUCTS if re.search(rf"(?<!\.)\b{name}\(", text)]
+        product = [f"from gnncompile.codegen.gemm.kernels import {', '.join(called)}"] if called else []
         head = [*self._header(), "", "import triton", "import triton.language as tl", "", *product, ELEMENTARY, ""]
         for reduction in REDUCTIONS.values():
             name = f"_{reduction.triton_function}"

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import aten, own, value, views_rows
+from gnncompile.passes.analysis import aten, backward_of, own, value, views_rows
 
 FEW = 4
 """Few rows arrive if there are more own rows than this many times the halo rows."""
@@ -25,7 +25,7 @@ FEW = 4
 
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph of a forward and its backward in place."""
-    late = _with_what_only_they_read(graph, _backward(graph))
+    late = backward_of(graph)
     for exchange in graph.find_nodes(op="call_function", target=own.halo_exchange.default):
         rows: Any = exchange.args[0]
         while _views(rows):
@@ -39,25 +39,6 @@ def run(graph: fx.Graph) -> None:
         elif readers == behind and _adds_little(exchange, rows):
             exchange.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             _read_from(exchange, behind)
-
-
-def _backward(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that depend on a gradient of a result."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        is_gradient = node.op == "placeholder" and "tangents" in node.name
-        if (node.op == "call_function" and not found.isdisjoint(node.all_input_nodes)) or is_gradient:
-            found.add(node)
-    return found
-
-
-def _with_what_only_they_read(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
-    """Adds the nodes that only these nodes read, such as a transposed matrix for a gradient."""
-    found = set(nodes)
-    for node in reversed(graph.nodes):
-        if node.op == "call_function" and node.users and found.issuperset(node.users):
-            found.add(node)
-    return found
 
 
 def _adds_little(exchange: fx.Node, rows: fx.Node) -> bool:

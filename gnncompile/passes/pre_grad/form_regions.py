@@ -23,6 +23,7 @@ from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.pre_grad import dropout, rematerialize, tiled_regions
 from gnncompile.passes.pre_grad.layouts import Layouts
 from gnncompile.passes.pre_grad.message import FLOATS, ONE_OTHER_END, Message
+from gnncompile.passes.pre_grad.narrow_values import narrow_values
 from gnncompile.passes.pre_grad.normalize_sizes import size_node
 from gnncompile.passes.pre_grad.resolve_edge_lists import alive_of
 from gnncompile.passes.pre_grad.slice_messages import SPLITS
@@ -32,6 +33,7 @@ from gnncompile.passes.pre_grad.stored_rows import residual_streams
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     layouts = Layouts(ctx)
+    ctx.stored |= narrow_values(ctx)
     tiled_regions.form(ctx, layouts)
     dropout.settle(ctx)
     layouts.forget_erased()

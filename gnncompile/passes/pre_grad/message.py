@@ -261,7 +261,7 @@ class Message:
             return self._layer(layer, node, slots)
         if (picked := picked_heads.of(node)) is not None and slots[:1] == (0,):
             return self._picked_heads(picked, node, slots)
-        if node.target in _RESHAPES:
+        if node.target in VIEWS:
             return self._reshape(node, slots, strict)
         if node.target in (aten.dropout.default, own.edge_dropout.default):
             return self._dropout(node, slots, strict)
@@ -471,7 +471,7 @@ def _is_message_op(node: fx.Node) -> bool:
     )
 
 
-_RESHAPES = {
+VIEWS = {
     aten.view.default,
     aten.reshape.default,
     aten.unsqueeze.default,
@@ -480,12 +480,13 @@ _RESHAPES = {
     aten.expand_as.default,
     aten._unsafe_view.default,
 }
+"""Views that add, drop or expand axes."""
 
 _FEATURE_SOFTMAXES = {aten.softmax.int, aten.log_softmax.int}
 
 COMPUTED = {
     *POINTWISE,
-    *_RESHAPES,
+    *VIEWS,
     *_FEATURE_SOFTMAXES,
     aten.sum.dim_IntList,
     aten.dropout.default,

@@ -1,45 +1,75 @@
-"""Structural values per edge are stored in the order in which a region walks the edges.
+"""Values per edge are stored in the order in which a region walks the edges.
 
 Before: ``region([x, norm], csr(dst, src) + csr(src, dst), "sum of x * norm")``
 After:  ``region([x, norm_by_dst, norm_by_src], ...)`` with ``norm_by_dst = index_select(norm, 0, edges_by_dst)``
 Why it pays: a walk reads values in sequence instead of from random addresses, and reads no edge indices. Values that
-depend on structure alone are permuted once per graph, outside the step.
+depend on structure alone are permuted once per graph, outside the step. On a GPU, so are features of edges that the
+layers of several regions read, once per step: a walk reads them one by one, and a part of each line of memory.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from torch import fx
 
+from gnncompile import tuning
+from gnncompile.device import device_of
 from gnncompile.ir.region import INDEX, Node, Region, Space, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import aten, drop_unused, own, structural_nodes
+from gnncompile.passes.analysis import aten, drop_unused, own, structural_nodes, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.log import user_line
 
 WIDEST = 8
-"""The most values per edge of a tensor that is stored in three orders."""
+"""The most values per edge of a structural tensor that is stored in three orders."""
+
+_FEWEST_READERS = 2
+"""Fewest regions whose layers read features of edges that are permuted in each step."""
 
 
 def run(ctx: Context) -> None:
     """Rewrites the graph in place."""
     if not ctx.options.hoist:
-        return  # the values would be permuted again in every step
+        return  # structural values would be permuted again in every step
     structural = structural_nodes(ctx.graph, ctx.written)
+    features = _features(ctx)
     orders: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
     for call in ctx.graph.find_nodes(op="call_function", target=own.region.default):
         region: Region = parse(call.args[2])
         tensors: list[fx.Node] = list(call.args[0])
-        read = [n for n in region.inputs if _fits(n) and structural.get(tensors[n.positions[0]])]
-        if read and call not in structural:
-            _replace(ctx, call, region, [n.positions[0] for n in read], orders)
+        moved = [n.positions[0] for n in region.inputs if _fits(n) and structural.get(tensors[n.positions[0]])]
+        moved += [at for at in _read_by_layers(region) if tensors[at] in features]
+        if moved and call not in structural:
+            _replace(ctx, call, region, moved, orders)
     drop_unused(ctx.graph)
 
 
 def _fits(node: Node) -> bool:
-    in_order = node.space is Space.EDGE and node.dtype != INDEX and not node.through_index
-    return in_order and node.shape[0] * node.shape[1] <= WIDEST
+    return _is_in_edge_order(node) and node.shape[0] * node.shape[1] <= WIDEST
+
+
+def _is_in_edge_order(node: Node) -> bool:
+    return node.op == "input" and node.space is Space.EDGE and node.dtype != INDEX and not node.through_index
+
+
+def _features(ctx: Context) -> set[fx.Node]:
+    """Returns the features of edges without a gradient that the layers of several regions read on a GPU."""
+    readers: Counter[fx.Node] = Counter()
+    for call in ctx.graph.find_nodes(op="call_function", target=own.region.default):
+        readers.update({call.args[0][at] for at in _read_by_layers(parse(call.args[2]))})
+    left = ctx.needs_grad | ctx.written
+    several = {rows for rows, count in readers.items() if count >= _FEWEST_READERS and rows not in left}
+    return {rows for rows in several if ctx.parts is None and device_of(value(rows).device).runs_triton}
+
+
+def _read_by_layers(region: Region) -> list[int]:
+    """Returns the positions of the features that a walk row by row multiplies by weights, one after the other."""
+    layers = [] if region.tiled else [node for node in region.nodes if node.op == "linear"]
+    read = [region.nodes[layer.args[0]] for layer in layers]
+    few = [node for node in read if _is_in_edge_order(node) and node.shape[1] <= tuning.TILES.layer_features]
+    return sorted({node.positions[0] for node in few})
 
 
 def _replace(
