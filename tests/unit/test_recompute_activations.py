@@ -45,6 +45,17 @@ class Steps(nn.Module):
         return self.step(x, *others)
 
 
+class Gated(nn.Module):
+    """A layer of rows that are scaled by a gate of the same rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.rows, self.last = (nn.Linear(CHANNELS, CHANNELS) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.silu(self.gate(x)) * self.rows(x))  # type: ignore[no-any-return]
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     "gelu": nn.functional.gelu,
@@ -99,6 +110,18 @@ def test_one_matrix_is_kept_for_each_activation(
     model = Steps(ACTIVATIONS[activation]).to(device, dtype)
     x = torch.randn(9, CHANNELS, device=device, dtype=dtype)
     assert kept(model, x, torch.randint(9, (2, 31), device=device)) == matrices
+
+
+@triton_regions.INTERPRETED
+def test_gates(which: str) -> None:
+    """The product of a gate and rows is computed again from both."""
+    device = triton_regions.home(which)
+    torch._dynamo.reset()
+    model, x = Gated().to(device), torch.randn(9, CHANNELS, device=device)
+    assert kept(model, x) == (2 if which == "triton" else 3)
+    model = model.double()
+    other = copy.deepcopy(model)
+    same_gradients(model, (other, gnncompile.compile(other)), x.double())
 
 
 def test_cpus_keep_activations(monkeypatch: pytest.MonkeyPatch) -> None:
