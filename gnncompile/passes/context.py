@@ -93,7 +93,8 @@ class Context:
         fake_mode: The mode of those fake values.
         needs_grad: Nodes that a gradient flows through.
         options: The options of gnncompile; some turn passes off.
-        stored: Values per edge that regions read instead of computing them: other operations read them too.
+        stored: Values per edge that regions read instead of computing them, since that costs less or since other
+            operations read them too.
         seeds: From a dropout in a message to the node of the seed that its mask is made from.
         layouts: Layouts that came with the inputs: from an index and the other ends to rowptr, col and edge. `edge` is
             missing where the edges are already in the order of the layout.

@@ -55,6 +55,8 @@ class Filters(nn.Module):
             weight = distance.cos() * (-distance).exp()
             weight.mul_(2)
             rows = rows * weight.view(-1, 1)
+        elif self.kind == "dot product":
+            rows = rows * (x[source] * x[destination]).sum(-1, keepdim=True).cos().exp().tanh()
         else:
             rows = rows * distance.view(-1, 1)
         return x.new_zeros(x.size(0), *rows.shape[1:]).index_add(0, destination, rows)
@@ -68,7 +70,7 @@ def narrow_inputs(region: Region) -> list[tuple[int, int]]:
 @triton_regions.INTERPRETED
 @pytest.mark.parametrize("edges", EDGE_LISTS)
 @pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("kind", ["cutoff", "direction", "distance", "written in place"])
+@pytest.mark.parametrize("kind", ["cutoff", "direction", "distance", "dot product", "written in place"])
 def test_gradients(kind: str, learned: bool, edges: str, which: str) -> None:
     device = triton_regions.home(which)
     torch.manual_seed(0)
@@ -85,6 +87,7 @@ def test_gradients(kind: str, learned: bool, edges: str, which: str) -> None:
         ("direction", False, [(3, 1)]),
         ("distance", False, []),  # a walk computes it while it waits for rows
         ("cutoff", True, []),  # its gradient would be stored as well
+        ("dot product", False, []),  # a walk reads the rows of both ends in any case
     ],
 )
 @pytest.mark.parametrize("trains", [False, True])

@@ -258,9 +258,10 @@ class Featured(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(features, 40) for _ in range(steps))
 
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        source, destination = edge_index
-        for layer in self.layers:
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor, other: Tensor | None = None) -> Tensor:
+        """Every second step takes the other edges, if they are given."""
+        for k, layer in enumerate(self.layers):
+            source, destination = edge_index if other is None or k % 2 == 0 else other
             message = (x[source] + layer(e)).relu()
             x = x.new_zeros(x.shape).index_add(0, destination, message)
         return x
@@ -312,3 +313,14 @@ def test_which_features_are_in_order(
     with torch._inductor.config.patch(force_disable_caches=True):
         found = orders(model, x, edge_index, e)
     assert (True in found) == ordered and (False in found) == (steps == 1)
+
+
+def test_features_of_two_graphs_are_left(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each walk would have copies of its own, with one reader."""
+    monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
+    torch._dynamo.reset()
+    edge_index = EDGE_LISTS["unsorted, duplicates, hub"].to(device)
+    e, x = torch.randn(edge_index.size(1), 8, device=device), torch.randn(5, 40, device=device)
+    with torch._inductor.config.patch(force_disable_caches=True):
+        found = orders(Featured(2, 8).to(device), x, edge_index, e, edge_index.flip(1).roll(1, 1))
+    assert found and True not in found

@@ -23,22 +23,32 @@ _LEAST_INSTRUCTIONS = 30
 """Fewest instructions per edge of a value that is stored. Below, a walk computes it while it waits for rows."""
 
 _INSTRUCTIONS = {
-    "acos": 30, "asin": 30, "atan": 30, "cos": 20, "div": 8, "erf": 30, "exp": 5, "expm1": 16, "log": 14, "log1p": 30,
-    "pow": 4, "reciprocal": 8, "rsqrt": 8, "sigmoid": 8, "sin": 20, "softplus": 14, "sqrt": 8, "tan": 30, "tanh": 16,
+    "cos": 20, "div": 8, "elu": 17, "erf": 30, "exp": 5, "exp2": 5, "expm1": 16, "gelu": 33, "log": 14, "log10": 14,
+    "log1p": 30, "log2": 14, "log_sigmoid": 15, "mish": 31, "pow": 4, "reciprocal": 8, "rsqrt": 8, "sigmoid": 8,
+    "silu": 9, "sin": 20, "softplus": 14, "sqrt": 8, "tanh": 16,
 }  # fmt: skip
 """Approximate instructions per number of an operation on float32 numbers that takes more than one."""
 
-_RANDOM = {aten.dropout.default, own.edge_dropout.default, own.segment_softmax.default}
+_NOT_BY_EDGE = {aten.dropout.default, own.edge_dropout.default, own.segment_softmax.default}
 """Operations of messages that do not compute each edge's value from its own operands alone."""
 
 
 def narrow_values(ctx: Context) -> set[fx.Node]:
-    """Returns the values to store. A gradient would have to be stored as well, so values with one are left to walks."""
+    """Returns the values to store.
+
+    Values with a gradient are left to walks, since the gradient would have to be stored as well. So are values that are
+    computed from wider rows, such as dot products of the rows of both ends, since a walk reads those in any case.
+    """
     needed: dict[fx.Node, frozenset[fx.Node]] = {}
+    of_rows: set[fx.Node] = set()
     for node in ctx.graph.nodes:
-        if _is_narrow(ctx, node):
-            inner = (needed.get(arg, frozenset()) for arg in node.all_input_nodes if _same_rows(arg, node))
-            needed[node] = frozenset({node}).union(*inner)
+        if not _is_narrow(ctx, node):
+            continue
+        operands = [] if _gathers(node) else [arg for arg in node.all_input_nodes if _same_rows(arg, node)]
+        if any(arg in of_rows or _numbers(arg) > _MOST_NUMBERS for arg in operands):
+            of_rows.add(node)
+        else:
+            needed[node] = frozenset({node}).union(*(needed.get(arg, frozenset()) for arg in operands))
     return {
         node
         for node, behind in needed.items()
@@ -50,8 +60,11 @@ def _is_narrow(ctx: Context, node: fx.Node) -> bool:
     """Whether a node computes a few numbers for each row, by operations that walks compute as well."""
     if node.op != "call_function" or not is_tensor(node) or node in ctx.needs_grad or node in ctx.written:
         return False
-    gathers = node.target is aten.index_select.default and node.args[1] == 0
-    return (gathers or node.target in COMPUTED - _RANDOM) and _numbers(node) <= _MOST_NUMBERS
+    return (_gathers(node) or node.target in COMPUTED - _NOT_BY_EDGE) and _numbers(node) <= _MOST_NUMBERS
+
+
+def _gathers(node: fx.Node) -> bool:
+    return node.target is aten.index_select.default and node.args[1:2] == (0,)
 
 
 def _numbers(node: fx.Node) -> float:

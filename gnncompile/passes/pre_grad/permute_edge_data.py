@@ -3,8 +3,9 @@
 Before: ``region([x, norm], csr(dst, src) + csr(src, dst), "sum of x * norm")``
 After:  ``region([x, norm_by_dst, norm_by_src], ...)`` with ``norm_by_dst = index_select(norm, 0, edges_by_dst)``
 Why it pays: a walk reads values in sequence instead of from random addresses, and reads no edge indices. Values that
-depend on structure alone are permuted once per graph, outside the step. On a GPU, so are features of edges that the
-layers of several regions read, once per step: a walk reads them one by one, and a part of each line of memory.
+depend on structure alone are permuted once per graph, outside the step. On a GPU, features of edges without a gradient
+are permuted once per step if layers of several regions read them by the same walks: a walk reads them one by one, and a
+part of each line of memory. Graphs over parts keep them as they are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WIDEST = 8
 """The most values per edge of a structural tensor that is stored in three orders."""
 
 _FEWEST_READERS = 2
-"""Fewest regions whose layers read features of edges that are permuted in each step."""
+"""Fewest regions of the same walks whose layers read features of edges that are permuted in each step."""
 
 
 def run(ctx: Context) -> None:
@@ -40,7 +41,7 @@ def run(ctx: Context) -> None:
         region: Region = parse(call.args[2])
         tensors: list[fx.Node] = list(call.args[0])
         moved = [n.positions[0] for n in region.inputs if _fits(n) and structural.get(tensors[n.positions[0]])]
-        moved += [at for at in _read_by_layers(region) if tensors[at] in features]
+        moved += [at for at in _read_by_layers(region) if (tensors[at], _walks(call)[0]) in features]
         if moved and call not in structural:
             _replace(ctx, call, region, moved, orders)
     drop_unused(ctx.graph)
@@ -54,14 +55,21 @@ def _is_in_edge_order(node: Node) -> bool:
     return node.op == "input" and node.space is Space.EDGE and node.dtype != INDEX and not node.through_index
 
 
-def _features(ctx: Context) -> set[fx.Node]:
-    """Returns the features of edges without a gradient that the layers of several regions read on a GPU."""
-    readers: Counter[fx.Node] = Counter()
+def _features(ctx: Context) -> set[tuple[fx.Node, fx.Node]]:
+    """Returns features of edges without a gradient that layers of several regions on a GPU read, with their order."""
+    readers: Counter[tuple[fx.Node, fx.Node]] = Counter()
     for call in ctx.graph.find_nodes(op="call_function", target=own.region.default):
-        readers.update({call.args[0][at] for at in _read_by_layers(parse(call.args[2]))})
+        tensors: list[fx.Node] = list(call.args[0])
+        readers.update({(tensors[at], _walks(call)[0]) for at in _read_by_layers(parse(call.args[2]))})
     left = ctx.needs_grad | ctx.written
-    several = {rows for rows, count in readers.items() if count >= _FEWEST_READERS and rows not in left}
-    return {rows for rows in several if ctx.parts is None and device_of(value(rows).device).runs_triton}
+    several = {key for key, count in readers.items() if count >= _FEWEST_READERS and key[0] not in left}
+    return {key for key in several if ctx.parts is None and device_of(value(key[0]).device).runs_triton}
+
+
+def _walks(call: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Returns the edges of a region in the order of its rows, and of the other end where a gradient needs that."""
+    layout: list[fx.Node] = list(call.args[1])  # type: ignore[arg-type]
+    return layout[2], layout[-1]
 
 
 def _read_by_layers(region: Region) -> list[int]:
@@ -77,7 +85,7 @@ def _replace(
 ) -> None:
     """Passes the tensors at the indices `moved` to the region in both orders."""
     layout: list[fx.Node] = list(call.args[1])  # type: ignore[arg-type]
-    walks = layout[2], layout[-1]  # by the region's rows, and by the other end where a gradient needs it
+    walks = _walks(call)
     tensors: list[fx.Node] = []
     place = {}
     for old, tensor in enumerate(call.args[0]):  # type: ignore[arg-type]
