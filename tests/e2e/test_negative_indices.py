@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import scatter
 
@@ -188,3 +189,39 @@ def test_an_edge_list_refuses_them() -> None:
                 model(x, torch.stack([j, i]))
         program = callable_of(compiled)
         assert program is not None and len(program.backend.captured) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_sums_in_16_bits_on_a_cpu_are_torchs(dtype: torch.dtype):
+    """Inductor's C++ would add numbers of 16 bits one by one, with a lock for each."""
+
+    def pairs(x: Tensor, j: Tensor, i: Tensor) -> Tensor:
+        return (x.index_select(0, j) * x.index_select(0, i)).sin()
+
+    x, j, i = torch.randn(NODES, 4).to(dtype), torch.randint(NODES, (EDGES,)), torch.randint(NODES, (EDGES,))
+    found, codes = [], []
+    for call in (pairs, gnncompile.compile(pairs)):
+        given = x.clone().requires_grad_()
+
+        def step(call: Callable[..., Tensor] = call, given: Tensor = given) -> None:
+            call(given, j, i).float().sum().backward()
+
+        with torch._inductor.config.patch(force_disable_caches=True):
+            _, codes = run_and_get_code(step)
+        found.append(given.grad)
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+    assert any("index_add" in code and "atomic_add" not in code for code in codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_negative_place_of_a_sum_is_an_error(dtype: torch.dtype):
+    def total(x: Tensor, i: Tensor) -> Tensor:
+        return x.new_zeros(NODES, 4).index_add(0, i, x.sin())
+
+    x, i = torch.randn(EDGES, 4).to(dtype), torch.randint(NODES, (EDGES,))
+    compiled = gnncompile.compile(total, options={"regions": False})
+    torch.testing.assert_close(compiled(x, i), total(x, i), rtol=2e-2, atol=2e-2)
+    i[3] = -1
+    for call in (total, compiled):
+        with pytest.raises((IndexError, RuntimeError)):
+            call(x, i)
