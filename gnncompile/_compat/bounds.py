@@ -39,13 +39,9 @@ def _written(op: Any) -> Callable[..., Any]:
     """Returns a decomposition of an indexed write that refuses negative indices.
 
     Inductor adds the size to negative entries. The decomposition subtracts the size first, so that they stay negative.
-    Sums in 16 bits stay whole where Inductor writes C++: its atomic additions take 10 ns per number. Torch's own kernel
-    refuses negative indices itself.
     """
 
     def decomposed(x: Tensor, dim: int, index: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if op is aten.index_add.default and x.dtype in HALVES and device_of(x.device).is_cpp_in_inductor:
-            return NotImplemented
         if x.dim() > 0 and index.dim() == 1:
             index = torch.where(index < 0, index - x.shape[dim], index)
         return _THEIRS[op](x, dim, index, *args, **kwargs)
@@ -53,9 +49,22 @@ def _written(op: Any) -> Callable[..., Any]:
     return decomposed
 
 
+_add_written = _written(aten.index_add.default)
+
+
+def _index_add(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Leaves sums in 16 bits whole where Inductor writes C++: its atomic additions take 10 ns per number.
+
+    Torch's own kernel refuses negative indices itself.
+    """
+    if x.dtype in HALVES and device_of(x.device).is_cpp_in_inductor:
+        return NotImplemented
+    return _add_written(x, *args, **kwargs)
+
+
 REFUSING: dict[Any, Callable[..., Any]] = {
     aten.index_select.default: _index_select,
-    aten.index_add.default: _written(aten.index_add.default),
+    aten.index_add.default: _index_add,
     aten.index_copy.default: _written(aten.index_copy.default),
 }
 """Decompositions that refuse negative indices, as eager does. They replace Inductor's.

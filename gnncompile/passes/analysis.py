@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -372,6 +372,22 @@ def _key(node: fx.Node, numbers: dict[fx.Node, int]) -> Any:
     except TypeError:
         return None
     return node.target, parts, str(spec)
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a node is arithmetic on each element of tensors, or converts each element."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return node.target is torch.ops.prims.convert_element_type.default or torch.Tag.pointwise in node.target.tags
+
+
+def readers(node: fx.Node, views: Callable[[fx.Node], bool]) -> Iterator[tuple[Any, fx.Node]]:
+    """Yields the nodes that read a tensor or a view of it, each with what it reads. `views` says what is a view."""
+    for user in node.users:
+        if views(user):
+            yield from readers(user, views)
+        else:
+            yield user, node
 
 
 def views_rows(node: fx.Node) -> bool:

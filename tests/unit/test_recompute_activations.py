@@ -95,13 +95,10 @@ def kept(model: nn.Module, *given: Tensor) -> int:
     return len(found)
 
 
-@pytest.mark.parametrize(
-    "activation, matrices",
-    [("silu", 3), ("gelu", 3), ("softplus minus a number", 3), ("tanh", 3), ("relu", 3)],
-)
+@pytest.mark.parametrize("activation", ["silu", "gelu", "softplus minus a number", "tanh", "relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_matrix_is_kept_for_each_activation(
-    activation: str, matrices: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Besides two products or activations the sum over neighbours is kept, as the input of a layer."""
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "triton")
@@ -109,7 +106,7 @@ def test_one_matrix_is_kept_for_each_activation(
     device = triton_regions.DEVICE
     model = Steps(ACTIVATIONS[activation]).to(device, dtype)
     x = torch.randn(9, CHANNELS, device=device, dtype=dtype)
-    assert kept(model, x, torch.randint(9, (2, 31), device=device)) == matrices
+    assert kept(model, x, torch.randint(9, (2, 31), device=device)) == 3
 
 
 @triton_regions.INTERPRETED

@@ -9,19 +9,26 @@ changed.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from typing import Any
+from collections.abc import Container
 
-import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import aten, backward_of, depends_on_chance, is_tensor, same_shape, value, views_rows
+from gnncompile.passes.analysis import (
+    aten,
+    backward_of,
+    depends_on_chance,
+    is_pointwise,
+    is_tensor,
+    readers,
+    same_shape,
+    value,
+    views_rows,
+)
 
 _PRODUCTS = {aten.mm.default, aten.addmm.default}
 _VIEWS = {aten.t.default, aten.permute.default, aten.detach.default}
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 _MOST_MATRICES = 2
 """Most matrices that an activation is computed from, such as rows and what they are gated by."""
@@ -29,26 +36,30 @@ _MOST_MATRICES = 2
 
 def run(graph: fx.Graph) -> None:
     """Marks the activations in a graph of a forward and its backward. The partitioner does the rest."""
-    late = backward_of(graph)
-    found = [node for node in graph.nodes if node not in late and _is_activation(node, late)]
-    for node in found:
+    candidates = [node for node in graph.nodes if _is_matrix_of_a_gpu(node)]
+    late = backward_of(graph) if candidates else set()
+    for node in [node for node in candidates if node not in late and _is_activation(node, late)]:
         matrices = _matrices(node, late)
         if 0 < len(matrices) <= _MOST_MATRICES and all(_is_kept(matrix, late) for matrix in matrices):
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
 
 
+def _is_matrix_of_a_gpu(node: fx.Node) -> bool:
+    """Whether a node is arithmetic whose result is a matrix on a GPU."""
+    return _computes(node) and value(node).dim() == 2 and device_of(value(node).device).runs_triton
+
+
 def _is_activation(node: fx.Node, late: Container[fx.Node]) -> bool:
-    """Whether a node is arithmetic on a GPU whose matrix the backward needs as a factor of products only."""
-    if not _is_pointwise(node) or value(node).dim() != 2 or not device_of(value(node).device).runs_triton:
-        return False
-    readers = [reader for reader in _readers(node) if reader in late]
-    is_free = "recompute" not in node.meta and all(reader.op != "output" for reader in _readers(node))
-    return is_free and bool(readers) and all(reader.target in _PRODUCTS for reader in readers)
+    """Whether the backward needs a matrix as a factor of products only, and nobody else says what becomes of it."""
+    found = [reader for reader, _ in readers(node, _views)]
+    is_free = "recompute" not in node.meta and all(reader.op != "output" for reader in found)
+    reading = [reader for reader in found if reader in late]
+    return is_free and bool(reading) and all(reader.target in _PRODUCTS for reader in reading)
 
 
 def _is_kept(matrix: fx.Node, late: Container[fx.Node]) -> bool:
     """Whether the backward needs a matrix for other operations than products."""
-    return any(reader in late and reader.target not in _PRODUCTS for reader in _readers(matrix))
+    return any(reader in late and reader.target not in _PRODUCTS for reader, _ in readers(matrix, _views))
 
 
 def _matrices(node: fx.Node, late: Container[fx.Node]) -> set[fx.Node]:
@@ -57,23 +68,16 @@ def _matrices(node: fx.Node, late: Container[fx.Node]) -> set[fx.Node]:
     todo = [node]
     while todo:
         for given in todo.pop().all_input_nodes:
-            if _is_pointwise(given) and same_shape(given, node) and not _is_kept(given, late):
+            if _computes(given) and same_shape(given, node) and not _is_kept(given, late):
                 todo.append(given)
             elif given.op != "placeholder" or same_shape(given, node):
                 found.add(given)
     return found
 
 
-def _is_pointwise(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or not is_tensor(node) or depends_on_chance(node):
-        return False
-    return node.target is _CONVERT or torch.Tag.pointwise in node.target.tags
+def _computes(node: fx.Node) -> bool:
+    return is_pointwise(node) and is_tensor(node) and not depends_on_chance(node)
 
 
-def _readers(node: fx.Node) -> Iterator[Any]:
-    """Yields the nodes that read a matrix or a view of it."""
-    for user in node.users:
-        if user.target in _VIEWS or views_rows(user):
-            yield from _readers(user)
-        else:
-            yield user
+def _views(node: fx.Node) -> bool:
+    return node.target in _VIEWS or views_rows(node)

@@ -9,7 +9,6 @@ Why it pays: `j` begins with the rows of `x`, so `x` is not kept beside it. Then
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import aten, backward_of, own, value, views_rows
+from gnncompile.passes.analysis import aten, backward_of, own, readers, value, views_rows
 
 FEW = 4
 """Few rows arrive if there are more own rows than this many times the halo rows."""
@@ -25,18 +24,19 @@ FEW = 4
 
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph of a forward and its backward in place."""
-    late = backward_of(graph)
-    for exchange in graph.find_nodes(op="call_function", target=own.halo_exchange.default):
+    exchanges = graph.find_nodes(op="call_function", target=own.halo_exchange.default)
+    late = backward_of(graph) if exchanges else set()
+    for exchange in exchanges:
         rows: Any = exchange.args[0]
         while _views(rows):
             rows = rows.all_input_nodes[0]
         if exchange in late or rows.op != "call_function":
             continue
-        readers = [(user, read) for user, read in _readers(rows) if user in late]
-        behind = [(user, read) for user, read in readers if user > exchange]
-        if any(user in late for user, _ in _readers(exchange)):
+        found = [(user, read) for user, read in readers(rows, _views) if user in late]
+        behind = [(user, read) for user, read in found if user > exchange]
+        if any(user in late for user, _ in readers(exchange, _views)):
             _read_from(exchange, behind)
-        elif readers == behind and _adds_little(exchange, rows):
+        elif found == behind and _adds_little(exchange, rows):
             exchange.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             _read_from(exchange, behind)
 
@@ -48,20 +48,11 @@ def _adds_little(exchange: fx.Node, rows: fx.Node) -> bool:
     """
     if "recompute" in exchange.meta or "recompute" in rows.meta:
         return False
-    if any(user.op == "output" for user, _ in _readers(rows)):
+    if any(user.op == "output" for user, _ in readers(rows, _views)):
         return False
     given, _, halo, *_ = exchange.all_input_nodes
     present, arriving = (_compat.size_now(value(one).shape[0]) for one in (given, halo))
     return present is not None and arriving is not None and FEW * arriving < present
-
-
-def _readers(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The nodes that read a tensor or a view of each of its rows, with the node that they read."""
-    for user in node.users:
-        if _views(user):
-            yield from _readers(user)
-        else:
-            yield user, node
 
 
 def _views(node: fx.Node) -> bool:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import fx
 
 from gnncompile import _compat
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import is_tensor, same_shape, sums_rows, value
-
-_CONVERT = torch.ops.prims.convert_element_type.default
+from gnncompile.passes.analysis import is_pointwise, is_tensor, same_shape, sums_rows, value
 
 _MOST_MATRICES = 2
 """Most matrices of the shape of a value that it is computed from: each of its readers reads them in its place."""
@@ -40,15 +37,9 @@ def run(graph: fx.Graph) -> None:
 
 def _is_matrix(node: Any) -> bool:
     """Whether a node is pointwise arithmetic whose result is a matrix of floating-point numbers."""
-    if not _is_pointwise(node) or not is_tensor(node):
+    if not is_pointwise(node) or not is_tensor(node):
         return False
     return bool(value(node).dim() == 2 and value(node).is_floating_point())
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return node.target is _CONVERT or torch.Tag.pointwise in node.target.tags
 
 
 def _is_summed_and_read(node: fx.Node) -> bool:
@@ -74,7 +65,7 @@ def _chain(top: fx.Node) -> list[fx.Node]:
     todo = [top]
     while todo:
         node = todo.pop()
-        inner = node is top or (_is_pointwise(node) and same_shape(node, top) and len(node.users) == 1)
+        inner = node is top or (is_pointwise(node) and same_shape(node, top) and len(node.users) == 1)
         if not inner:
             read[node] = None
         elif node not in chain:

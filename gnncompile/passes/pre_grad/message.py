@@ -422,14 +422,15 @@ def makes_messages(node: fx.Node) -> bool:
             continue
         if at in seen:
             continue
-        if not at.users or (at is not node and not (at.target in COMPUTED and _as_many_rows(at, node))):
+        if not at.users or (at is not node and not (at.target in COMPUTED and as_many_rows(at, node))):
             return False
         seen.add(at)
         todo.extend(at.users)
     return True
 
 
-def _as_many_rows(one: fx.Node, other: fx.Node) -> bool:
+def as_many_rows(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two tensors have the same number of rows."""
     a, b = value(one).shape, value(other).shape
     return len(a) > 0 and same_size(a[0], b[0])
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import fx
 
-from gnncompile.passes.analysis import aten, is_tensor, own, same_size, value
+from gnncompile.passes.analysis import aten, is_tensor, own, value
 from gnncompile.passes.context import Context
-from gnncompile.passes.pre_grad.message import COMPUTED, VIEWS
+from gnncompile.passes.pre_grad.message import COMPUTED, VIEWS, as_many_rows
 
 _MOST_NUMBERS = 4
 """Most numbers per edge of a narrow value: a length, a cutoff, a direction in space."""
@@ -29,8 +29,8 @@ _INSTRUCTIONS = {
 }  # fmt: skip
 """Approximate instructions per number of an operation on float32 numbers that takes more than one."""
 
-_NOT_BY_EDGE = {aten.dropout.default, own.edge_dropout.default, own.segment_softmax.default}
-"""Operations of messages that do not compute each edge's value from its own operands alone."""
+_BY_EDGE = COMPUTED - {aten.dropout.default, own.edge_dropout.default, own.segment_softmax.default}
+"""Operations of messages that compute each edge's value from its own operands alone."""
 
 
 def narrow_values(ctx: Context) -> set[fx.Node]:
@@ -44,7 +44,7 @@ def narrow_values(ctx: Context) -> set[fx.Node]:
     for node in ctx.graph.nodes:
         if not _is_narrow(ctx, node):
             continue
-        operands = [] if _gathers(node) else [arg for arg in node.all_input_nodes if _same_rows(arg, node)]
+        operands = [] if _gathers(node) else [n for n in node.all_input_nodes if is_tensor(n) and as_many_rows(n, node)]
         if any(arg in of_rows or _numbers(arg) > _MOST_NUMBERS for arg in operands):
             of_rows.add(node)
         else:
@@ -60,7 +60,7 @@ def _is_narrow(ctx: Context, node: fx.Node) -> bool:
     """Whether a node computes a few numbers for each row, by operations that walks compute as well."""
     if node.op != "call_function" or not is_tensor(node) or node in ctx.needs_grad or node in ctx.written:
         return False
-    return (_gathers(node) or node.target in COMPUTED - _NOT_BY_EDGE) and _numbers(node) <= _MOST_NUMBERS
+    return (_gathers(node) or node.target in _BY_EDGE) and _numbers(node) <= _MOST_NUMBERS
 
 
 def _gathers(node: fx.Node) -> bool:
@@ -72,12 +72,6 @@ def _numbers(node: fx.Node) -> float:
     shape = value(node).shape
     known = len(shape) > 0 and all(isinstance(size, int) for size in shape[1:])
     return math.prod(shape[1:]) if known else math.inf
-
-
-def _same_rows(arg: fx.Node, node: fx.Node) -> bool:
-    if not is_tensor(arg) or value(arg).dim() == 0:
-        return False
-    return value(node).dim() > 0 and same_size(value(arg).shape[0], value(node).shape[0])
 
 
 def _cost(node: fx.Node) -> float:
