@@ -196,7 +196,7 @@ class Device:
 
     @property
     def narrowest_product(self) -> int:
-        """Least columns of both matrices of such a product. Tensor cores multiply blocks of 16."""
+        """Least columns of both matrices of such a product. On a GPU, half of a block of 16 may be padding."""
         return tuning.TILES.narrowest_product if self.runs_triton else tuning.LOOPS.narrowest_product
 
     @property

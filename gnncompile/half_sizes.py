@@ -30,14 +30,11 @@ class HalfProductTable:
     widest_alone: int
     """The same for one product over rows that sums no rows besides, if the library multiplies these widths fast."""
 
-    narrow: ProductTile
-    """The tile of products with a weight of up to 64 columns."""
-
-    wide: ProductTile
-    """The tile of wider ones."""
+    tiles: tuple[tuple[int, ProductTile], ...]
+    """The tiles of products with a weight, by the columns of the weight. A shallow weight has a shallower tile."""
 
     warps: int
-    """Warps of both tiles."""
+    """Warps of all tiles."""
 
     over_rows_step: int
     """Rows that a program of a product over rows sums per step."""
@@ -68,8 +65,7 @@ H200_HALVES = HalfProductTable(
     widest=128,
     widest_over_rows=256,
     widest_alone=64,
-    narrow=ProductTile(128, 64, 64, 3),
-    wide=ProductTile(128, 128, 64, 3),
+    tiles=((0, ProductTile(128, 16, 64, 3)), (17, ProductTile(128, 64, 64, 3)), (65, ProductTile(128, 128, 64, 3))),
     warps=4,
     over_rows_step=64,
     over_rows_stages=((0, 4), (192, 3)),

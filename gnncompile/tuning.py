@@ -306,7 +306,7 @@ class TileTable:
     """Least elements of the weight. With fewer, the library's kernel is bound by memory as well as ours."""
 
     narrowest_product: int
-    """Least columns of both matrices: tensor cores multiply blocks of 16."""
+    """Least columns of both matrices. Tensor cores multiply blocks of 16, of which half may be padding."""
 
     least_summed: int
     """Least elements for our sum of rows. Below, the library needs one launch; our sum always needs two."""
@@ -320,17 +320,17 @@ class TileTable:
     product_of_few: ProductTile
     """The tile for few rows: more programs, with fewer steps each."""
 
-    product_of_many: ProductTile
-    """The tile for more rows."""
+    product_of_many: tuple[tuple[int, ProductTile], ...]
+    """The tiles for more rows, by the columns of the weight. A shallow weight has a shallower tile. Measured."""
 
     product_warps: int
-    """Warps of both tiles."""
+    """Warps of all tiles."""
 
     split_block: int
     """Elements of a weight that a program splits."""
 
     over_rows_width: Choices
-    """Columns of a tile of a product over rows, and of a sum of rows, by the columns of the matrix."""
+    """Columns of a tile of a product over rows, and of a sum of rows, by the columns of the matrix. Measured."""
 
     over_rows_step: int
     """Rows that a program of a product over rows sums per step."""
@@ -342,7 +342,7 @@ class TileTable:
     """Warps of this program, by the sum of both sides of its largest tile."""
 
     over_rows_programs: Choices
-    """Programs that a multiprocessor runs at a time, by the same sum."""
+    """Programs that a multiprocessor runs at a time, by the same sum. Measured."""
 
     steps_per_share: tuple[int, int]
     """Least steps per share of the rows, for one product over rows and for two. Measured."""
@@ -385,7 +385,7 @@ H200 = TileTable(
     most_steps=4,
     counted_edges=8,
     heavy=48,
-    weights=512,
+    weights=255,
     step=Step(1024, 1),
     step_of_packed=Step(512, 1),
     step_of_heavy=Step(128, 1),
@@ -449,20 +449,20 @@ H200 = TileTable(
     least_over_rows=2**25,
     least_by_rows=2**23,
     least_product=2**17,
-    least_weight=1024,
-    narrowest_product=16,
+    least_weight=256,
+    narrowest_product=8,
     least_summed=2**16,
     most_together=2**14,
     few_rows=2**14,
     product_of_few=ProductTile(64, 32, 64, 2),
-    product_of_many=ProductTile(64, 64, 32, 3),
+    product_of_many=((0, ProductTile(128, 16, 32, 3)), (17, ProductTile(64, 64, 32, 3))),
     product_warps=4,
     split_block=1024,
-    over_rows_width=((0, 64), (65, 128)),
+    over_rows_width=((0, 16), (17, 64), (65, 128)),
     over_rows_step=32,
     over_rows_stages=3,
     over_rows_warps=((0, 4), (256, 8)),
-    over_rows_programs=((0, 3), (192, 2), (256, 1)),
+    over_rows_programs=((0, 6), (128, 3), (192, 2), (256, 1)),
     steps_per_share=(3, 5),
     enough_shares=60,
     summed_elements=4096,

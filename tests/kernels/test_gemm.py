@@ -41,6 +41,8 @@ def _off(found: Tensor, expected: Tensor) -> float:
         (0, 130, 50),
         (65, 8, 256),
         (70, 256, 9),
+        (130, 42, 8),
+        (65, 9, 11),
     ],
 )
 @pytest.mark.parametrize("transposed", [True, False])
@@ -68,7 +70,9 @@ def test_by_rows(
     assert not rows or _off(out, expected.relu() if relu else expected) < EXACT
 
 
-@pytest.mark.parametrize("widths", [(16, 16, 36), (132, 20, 36), (36, 260, 36), (17, 50, 130), (18, 20, 17)])
+@pytest.mark.parametrize(
+    "widths", [(16, 16, 36), (132, 20, 36), (36, 260, 36), (17, 50, 130), (18, 20, 17), (8, 42, 9)]
+)
 @pytest.mark.parametrize("transposed", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("added", ["nothing", "row", "out"])
 @pytest.mark.parametrize("few", [True, False])
@@ -191,7 +195,8 @@ def test_shares_of_rows():
 
 @pytest.mark.parametrize("rows", [1, 31, 300])
 @pytest.mark.parametrize(
-    "widths", [(16, 64, 100, 36), (132, 36, 16, 128), (17, 18, 50, 20), (128, 50, 17, 17), (18, 130, 20, 16)]
+    "widths",
+    [(16, 64, 100, 36), (132, 36, 16, 128), (17, 18, 50, 20), (128, 50, 17, 17), (18, 130, 20, 16), (8, 42, 9, 8)],
 )
 @pytest.mark.parametrize("summed", [(True, False), (False, True), (True, True), (False, False)])
 def test_two_products_over_rows(
@@ -273,7 +278,9 @@ def test_products_over_edges(widths: tuple[int, int], ours: bool, monkeypatch: p
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("depth", "columns"), [(100, 256), (256, 256), (256, 47), (128, 512), (50, 128), (17, 18)])
+@pytest.mark.parametrize(
+    ("depth", "columns"), [(100, 256), (256, 256), (256, 47), (128, 512), (50, 128), (17, 18), (42, 8), (9, 11)]
+)
 def test_many_rows(depth: int, columns: int):
     """As many as a sampled mini-batch has: the programs' shares are long, and all of a launch is used."""
     rows = 316_499

@@ -46,7 +46,9 @@ def _empty(dtype: torch.dtype, *size: int) -> Tensor:
 
 
 @halves
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 16, 16), (65, 20, 64), (130, 104, 17), (260, 128, 128)])
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(1, 16, 16), (65, 20, 64), (130, 104, 17), (260, 128, 128), (300, 42, 8)]
+)
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("added", ["nothing", "row", "matrix", "out"])
 def test_by_rows(rows: int, depth: int, columns: int, transposed: bool, added: str, dtype: torch.dtype):
@@ -115,7 +117,8 @@ def test_weights_of_any_strides_side_by_side(gaps: bool):
 
 @halves
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(1, 16, 16), (31, 64, 64), (700, 104, 20), (300, 41, 130), (260, 136, 256)]
+    ("rows", "depth", "columns"),
+    [(1, 16, 16), (31, 64, 64), (700, 104, 20), (300, 41, 130), (260, 136, 256), (300, 42, 8), (70, 9, 11)],
 )
 @pytest.mark.parametrize("together", [True, False])
 def test_over_rows(
@@ -174,7 +177,7 @@ def test_a_weight_with_gaps_is_copied():
 
 @pytest.mark.gpu
 @halves
-@pytest.mark.parametrize(("depth", "columns"), [(64, 64), (128, 128), (128, 64), (64, 256), (256, 256)])
+@pytest.mark.parametrize(("depth", "columns"), [(64, 64), (128, 128), (128, 64), (64, 256), (256, 256), (42, 8)])
 def test_many_rows(depth: int, columns: int, dtype: torch.dtype):
     rows = 316_499
     left, gate = _matrix(dtype, rows, depth), _matrix(dtype, rows, columns)

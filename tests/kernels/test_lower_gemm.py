@@ -165,7 +165,7 @@ def test_where_the_library_computes(on_tensor_cores: None, monkeypatch: pytest.M
     assert BY_ROWS.search(_code_of())
     assert not BY_ROWS.search(_code_of({"products": False}))
     assert not BY_ROWS.search(_code_of(dtype=torch.float64))
-    assert not BY_ROWS.search(_code_of(width=15)) and BY_ROWS.search(_code_of(width=17))
+    assert not BY_ROWS.search(_code_of(width=7)) and BY_ROWS.search(_code_of(width=9))
     with monkeypatch.context() as narrow:
         tune(narrow, least_weight=1024)
         assert not BY_ROWS.search(_code_of()) and BY_ROWS.search(_code_of(width=32))

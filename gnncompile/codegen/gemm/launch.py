@@ -13,6 +13,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE, kernels
 from gnncompile.codegen.triton.launcher import Kernel, Launch, unit_of
+from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
@@ -93,7 +94,7 @@ def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tu
         ends: The kind of what is added, whether negative results become zeros, and whether there is a gate.
     """
     columns = ways[0][1]
-    tile, split = _tile(dtype, few, columns)
+    tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
         split = split or _lies(ways[0])[0] != _lies(ways[1])[0]
@@ -147,7 +148,7 @@ def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> 
     depth, columns = way[:2]
     if _lies(way) not in ((False, columns), (True, depth)):
         return None
-    tile, _ = _tile(dtype, False, columns)
+    tile, _ = _tile(dtype, False, depth, columns)
     weight = _weight(dtype, way, tile, split=False)
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, biased, *tile[:3])
@@ -164,12 +165,20 @@ def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*tensors, *[tensors[0]] * (MOST_SIDE_BY_SIDE - len(tensors))]
 
 
-def _tile(dtype: torch.dtype, few: bool, columns: int) -> tuple[ProductTile, bool]:
-    """Returns the tile of a product with a weight, and whether weights are split into parts beforehand."""
-    if dtype in HALVES:
-        table = tuning.HALF_PRODUCTS
-        return table.narrow if columns <= table.narrow.columns else table.wide, False
-    return tuning.TILES.product_of_few if few else tuning.TILES.product_of_many, not few
+def _tile(dtype: torch.dtype, few: bool, depth: int, columns: int) -> tuple[ProductTile, bool]:
+    """Returns the tile of a product with a weight, and whether weights are split into parts beforehand.
+
+    Args:
+        dtype: The dtype of all matrices.
+        few: Whether there are few rows.
+        depth: The rows of the weight, those of the larger one if there are two.
+        columns: Its columns.
+    """
+    if dtype not in HALVES and few:
+        return tuning.TILES.product_of_few, False
+    table = tuning.HALF_PRODUCTS.tiles if dtype in HALVES else tuning.TILES.product_of_many
+    tile = tuning.choice(table, columns)
+    return tile._replace(depth=min(tile.depth, power_of_two(max(depth, NARROWEST)))), dtype not in HALVES
 
 
 def _warps(dtype: torch.dtype) -> int:
