@@ -115,6 +115,25 @@ def residual(make: Maker, channels: int = 32) -> Region:
     return make.finish(b.op("add", x, make.layer(rules.silu(b, make.layer(x, channels)), channels)))
 
 
+def gated(make: Maker, channels: int = 24) -> Region:
+    """The edge layer of GatedGCN: its gradient reads the states that it gives."""
+    b, source = make.b, make.input(S, channels)
+    raw = b.op(
+        "add",
+        make.layer(make.input(E, channels), channels),
+        b.op("add", make.input(S, channels), make.input(D, channels)),
+    )
+    gate = b.op("sigmoid", raw)
+    return make.finish(raw, b.reduce("sum", gate), b.reduce("sum", b.op("mul", gate, source)))
+
+
+def directed(make: Maker, channels: int = 20) -> Region:
+    """The edge layer of D-MPNN: the sign of a state tells its gradient where the ReLU passed it on."""
+    b = make.b
+    state = rules.relu(b, b.op("add", make.input(E, channels), make.layer(make.input(E, channels), channels)))
+    return make.finish(state, b.reduce("sum", state))
+
+
 REGIONS: dict[str, Callable[[Maker], Region]] = {
     "mesh_graph_net": mesh_graph_net,
     "equivariant": equivariant,
@@ -123,5 +142,7 @@ REGIONS: dict[str, Callable[[Maker], Region]] = {
     "states": states,
     "skip": skip,
     "residual": residual,
+    "gated": gated,
+    "directed": directed,
 }
 """Functions that make a region, by name."""

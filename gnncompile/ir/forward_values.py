@@ -21,6 +21,17 @@ def selected_dtype(nodes: Sequence[Node], at: int) -> str | None:
     return rows.dtype if rows is not None and rows.op == "input" and rows.dtype in HALVES else None
 
 
+def _rounded(region: Region) -> str | None:
+    """Returns the 16-bit type to which a region may round the values that its gradient reads; None if it must not.
+
+    Eager rounds them where all tensors have that type. A walk by rows computes most values again at little cost, and a
+    gradient that compares must find the same values again.
+    """
+    types = {n.dtype for n in region.inputs if n.is_number}
+    may_round = region.tiled and not region.exact and len(types) == 1 and types <= {*HALVES}
+    return types.pop() if may_round else None
+
+
 class ForwardValues:
     """Writes values of the forward as expressions of a scratch builder.
 
@@ -38,6 +49,7 @@ class ForwardValues:
         self.region, self.b, self.reads_states = region, b, reads_states
         self.operands: list[Operand] = []
         self._values: dict[int, int] = {}
+        self._rounded = _rounded(region)
 
     def value(self, at: int) -> int:
         """Returns the expression of a forward value."""
@@ -49,14 +61,14 @@ class ForwardValues:
         if self._is_output(at, BITS):
             return self.saved(at)
         if self.reads_states and node.space is Space.EDGE and node.op != "input":
-            if self._is_output(at, self.region.compute):
+            if self._is_output(at, self.region.compute) or self._is_output(at, self._rounded):
                 return self.saved(at)
             relu = self._relu_of(at, node)
             if relu is not None:
                 return self.b.op("le", self.saved(relu), self.b.const(0))
         return self._again(at, node)
 
-    def _is_output(self, at: int, dtype: str) -> bool:
+    def _is_output(self, at: int, dtype: str | None) -> bool:
         return any(o.node == at and o.dtype == dtype for o in self.region.outputs)
 
     def _relu_of(self, at: int, node: Node) -> int | None:

@@ -3,7 +3,7 @@
 1. One walk in tiles computes the values of the forward again and everything that comes from an edge: sums for the
    region's own rows, gradients per edge, and sums over all edges for weights and parameters.
 2. A gradient of rows that were gathered at the other end is stored per edge by that walk. Walks over the other end's
-   rows add it up.
+   rows add it up. They compute it themselves if that reads no more than writing and reading it would.
 
 So each layer is computed once more, whatever the number of gradients that need it, and no hidden row is stored.
 """
@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gnncompile.ir.cutting import Stages
-from gnncompile.ir.region import Node, Region, Space
+from gnncompile.ir.cutting import Stages, elements
+from gnncompile.ir.region import LAYERS, Node, Region, Space, behind
 from gnncompile.ir.stages import Gradient
 
 
@@ -43,18 +43,40 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
         inputs: The inputs whose gradients are wanted.
     """
     wanted = [(position, node, _roots(stages, region, node, total)) for position, node, total in inputs]
-    roots = [root for _, _, found in wanted for root in found]
+    own = {
+        root for _, node, found in wanted for root in found if _is_computed_again(stages, region, node, root, wanted)
+    }
+    roots = [root for _, _, found in wanted for root in found if root not in own]
     made = dict(zip(roots, stages.add(region.by, roots), strict=True))
     gradients = {}
     for position, node, found in wanted:
         if found and node.space is region.by.opposite:
             (root,) = found
-            stored = stages.load(made[root], Space.EDGE, root[0], node.dtype)
-            (summed,) = stages.add(region.by.opposite, [(stored, True, node.dtype)])
+            value = root[0] if root in own else stages.load(made[root], Space.EDGE, root[0], node.dtype)
+            (summed,) = stages.add(region.by.opposite, [(value, True, node.dtype)])
             gradients[position] = Gradient((summed,), False)
         elif found:
             gradients[position] = Gradient(tuple(made[root] for root in found), node.space is Space.PARAMETER)
     return gradients
+
+
+def _is_computed_again(
+    stages: Stages, region: Region, node: Node, root: _Root, wanted: Sequence[tuple[int, Node, list[_Root]]]
+) -> bool:
+    """Whether a walk over the other end's rows computes a value per edge that it adds up, so that nobody stores it.
+
+    It does if the value reads no layer and at most two rows, and if no other gradient needs the value in memory.
+    """
+    if node.space is not region.by.opposite:
+        return False
+    nodes, value = stages.scratch.nodes, root[0]
+    value = nodes[value].args[0] if nodes[value].op == "on_edges" else value
+    others = [other for _, _, found in wanted for other, _, _ in found if other != root[0]]
+    kept = {*others, *(a for other in others if nodes[other].op == "outer" for a in nodes[other].args)}
+    behind_it = [nodes[at] for at in behind(nodes, [value])]
+    read = [n for n in behind_it if n.op == "input" and n.space in (Space.EDGE, region.by)]
+    cheap = elements(read) <= 2 * elements([nodes[value]]) and not any(n.op in LAYERS for n in behind_it)
+    return cheap and value not in kept
 
 
 def sum_dtype(node: Node, sums: Sequence[int], compute: str) -> str:

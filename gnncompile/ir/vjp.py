@@ -65,7 +65,7 @@ def cheapest(region: Region, wanted: tuple[bool, ...], given: tuple[bool, ...]) 
     The arguments are those of :func:`vjp`.
     """
     plan = Differentiation(region, given).backward(wanted)
-    if region.tiled or not any(region.per_edge(o) and o.dtype != BITS for o in region.outputs):
+    if not any(region.per_edge(o) and o.dtype != BITS for o in region.outputs):
         return plan
     other = Differentiation(region, given, reads_states=True).backward(wanted)
     return other if not other.missing and bytes_read(other) < bytes_read(plan) else plan

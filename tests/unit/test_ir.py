@@ -20,6 +20,8 @@ from gnncompile.ir.reference import run_rows
 from gnncompile.ir.region import BOOL, FORMAT, SEED, Node, Output, Region, Space, parse
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
+from gnncompile.ir.vjp import vjp
+from tests.tiled_regions import REGIONS, Maker
 
 D, S, E, P = Space.DESTINATION, Space.SOURCE, Space.EDGE, Space.PARAMETER
 NAN, INF = math.nan, math.inf
@@ -269,6 +271,35 @@ def test_residuals():
         "reduce_sum",
     ]
     assert with_residuals(weighted_sum()) == weighted_sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "layers"), [("gated", 1), ("directed", 1), ("mesh_graph_net", 4)])
+def test_a_gradient_reads_states_instead_of_computing_layers_again(name: str, layers: int, dtype: str):
+    region = with_residuals(REGIONS[name](Maker(dtype)))
+    plan = vjp(region, (True,) * region.count, (True,) * len(region.outputs))
+    nodes = [node for stage in plan.stages for node in stage.region.nodes]
+    assert sum(node.op in ("linear", "transposed") for node in nodes) == layers
+    assert any(o.kind == "output" for stage in plan.stages for o in stage.operands) == (layers == 1)
+
+
+def test_a_gradient_that_compares_computes_states_again():
+    """A rounded state would not find the maximum again."""
+    for dtype, found in (("float32", 1), ("bfloat16", 2)):
+        make = Maker(dtype)
+        state = make.layer(make.input(E, 16), 16)
+        region = with_residuals(make.finish(state, make.b.reduce("max", make.b.op("sigmoid", state))))
+        plan = vjp(region, (True,) * region.count, (True, True, False, False)[: len(region.outputs)])
+        nodes = [node for stage in plan.stages for node in stage.region.nodes]
+        assert sum(node.op in ("linear", "transposed") for node in nodes) == found
+
+
+def test_gathered_gradients_that_read_little_are_not_stored():
+    """That of the gate's factor reads a state and a row. That of the state is stored, since weights need it."""
+    region = with_residuals(REGIONS["gated"](Maker()))
+    plan = vjp(region, (True,) * region.count, (True,) * len(region.outputs))
+    (last,) = [stage for stage in plan.stages if stage.region.by is Space.SOURCE]
+    assert [o.kind for o in last.operands].count("temporary") == 1
 
 
 # -- activations --------------------------------------------------------------------------------------------------

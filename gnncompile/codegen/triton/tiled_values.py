@@ -43,6 +43,7 @@ class TileValues:
         self.lines: list[str] = []
         self.sums_by_product = plan.sums_by_product(phase)
         self.summed_operands = {self.region.nodes[i].args[1] for i in self.sums_by_product}
+        self.factors: dict[int, str] = {}  # the names of values as factors of products
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1
@@ -214,15 +215,40 @@ class TileValues:
             masks = self.columns(taken)[1]
             product = f"tl.where({masks[0]}, {product}, 0.0)" if masks else product
             return f"tl.sum({product}, 1, keep_dims=True)"
-        x = self.zeroed(value, taken)
+        x = self.factor(value, taken)
         if self.tile.keeps_weights:
             name = self.kept_weights(i)
             if self.plan.factor == "float32":
                 return f"product_of_parts({x}, {name}_high, {name}_middle, {name}_low)"
-            return f"product(({x}).to(tl.{self.plan.factor}), {name})"
+            return f"product({x}, {name})"
         if self.plan.factor == "float32":
             return f"layer_of_parts({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"
-        return f"layer(({x}).to(tl.{self.plan.factor}), {self.plan.layers[i]} + never, {self._sizes(node)})"
+        return f"layer({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"
+
+    def factor(self, i: int, length: int) -> str:
+        """Returns a value as a factor of products, in the type of factors.
+
+        If others read the value as well, the factor gets a variable, so that the compiler does not compute it twice.
+        """
+        if i in self.factors:
+            return self.factors[i]
+        text = f"({self.zeroed(i, length)}).to(tl.{self.plan.factor})"
+        if not self._is_computed(i) or self._reads(i) < 2:
+            return text
+        self.line(f"f{i} = once({text})")
+        self.factors[i] = f"f{i}"
+        return self.factors[i]
+
+    def _is_computed(self, i: int) -> bool:
+        node = self.region.nodes[i]
+        return node.op not in ("input", "const") and node.space is Space.EDGE and i not in self.phase.loads
+
+    def _reads(self, i: int) -> int:
+        """Returns how often a phase reads or stores a value."""
+        nodes, phase = self.region.nodes, self.phase
+        readers = [nodes[n] for n in {*phase.need, *phase.sums} - phase.loads]
+        written = [*phase.stores, *(self.region.outputs[k].node for k in phase.outputs)]
+        return sum(i in node.args for node in readers) + (i in written)
 
     def kept_weights(self, i: int) -> str:
         """Returns the name of the block with a layer's weights."""

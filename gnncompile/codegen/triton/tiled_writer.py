@@ -21,7 +21,7 @@ KERNEL = "walk_tiles"
 NUMBERS = ("num_rows",)
 """The integer argument: the number of rows."""
 
-FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "product", "product_of_parts", "weights", "weights_of_part")
+FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "once", "product", "product_of_parts", "weights", "weights_of_part")
 """The functions of :mod:`gnncompile.codegen.triton.tiled_functions` that generated kernels call."""
 
 
@@ -153,9 +153,9 @@ class TiledWriter(TileValues):
     # -- sums over all edges --------------------------------------------------------------------------------------
 
     def _needed(self, i: int) -> tuple[int, ...]:
-        """Returns the values that a sum reads. A product with ones needs no ones per edge, and so comes early."""
+        """Returns the values that a sum reads. A plain sum reads no ones per edge, and so comes early."""
         args = self.region.nodes[i].args
-        return args[1:] if i in self.sums_by_product else args
+        return args[1:] if counts_edges(self.region, args[0]) else args
 
     def _sum_shape(self, i: int) -> str:
         rows = NARROWEST if i in self.sums_by_product else 1  # all rows of a product hold the sum
@@ -165,13 +165,13 @@ class TiledWriter(TileValues):
         features, value = self.region.nodes[i].args
         rows, columns = matrix(self.region, self.region.nodes[i])
         if i in self.sums_by_product:
-            zeroed = f"{self.edgewise(value, columns)}.to(tl.{self.plan.factor})"
-            self.line(f"acc{i} = add_rows({zeroed}, acc{i})")
+            self.line(f"acc{i} = add_rows({self.factor(value, columns)}, acc{i})")
             return
-        self.load_again([features, value])
-        product = f"{self.edgewise(features, rows)} * {self.edgewise(value, columns)}"
-        if counts_edges(self.region, features):
-            product = self.edgewise(value, columns)
+        counts = counts_edges(self.region, features)
+        self.load_again([value] if counts else [features, value])
+        product = self.edgewise(value, columns)
+        if not counts:
+            product = f"{self.edgewise(features, rows)} * {product}"
         self.line(f"acc{i} += tl.sum(tl.where(alive, {product}, 0.0), 0, keep_dims=True)")
 
     def _store_sums(self) -> None:
