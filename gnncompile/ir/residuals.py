@@ -64,7 +64,7 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     for argument in Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
     if region.tiled:
-        return kept.finish(b)  # its backward computes every value per edge again
+        return kept.finish(b)  # its backward computes every value per edge again that it does not return
     return _with_comparisons(kept.finish(b), given, wanted or (True,) * region.count)
 
 

@@ -1,11 +1,12 @@
 """Cuts the backward of a tiled region into stages.
 
-1. One walk in tiles computes the values of the forward again and everything that comes from an edge: sums for the
-   region's own rows, gradients per edge, and sums over all edges for weights and parameters.
+1. One walk in tiles computes the values of the forward again, or reads those that the forward returned, and everything
+   that comes from an edge: sums for the region's own rows, gradients per edge, and sums over all edges for weights and
+   parameters.
 2. A gradient of rows that were gathered at the other end is stored per edge by that walk. Walks over the other end's
    rows add it up. They compute it themselves if that reads no more than writing and reading it would.
 
-So each layer is computed once more, whatever the number of gradients that need it, and no hidden row is stored.
+So each layer is computed at most once more, whatever the number of gradients that need it, and no hidden row is stored.
 """
 
 from __future__ import annotations

@@ -307,6 +307,22 @@ def test_views_that_begin_anywhere(any_tile: None):
     assert _off(out, left.double().t() @ left.double()) < EXACT
 
 
+@pytest.mark.parametrize("columns", [1, 7, 64])
+def test_parts_are_the_nearest_numbers(columns: int):
+    """Those that torch rounds to, bit for bit. What is left of an infinity is no number."""
+    torch.manual_seed(0)
+    x = torch.randn(70, columns, device=DEVICE) * torch.logspace(-30, 30, 70, device=DEVICE)[:, None]
+    x[:7, 0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1 + 2**-8, 3e38])
+    size = 70 * columns
+    found = torch.full((3, 70, columns), NAN, device=DEVICE, dtype=torch.bfloat16)
+    numbers = (70, columns, columns, 70, columns)
+    launch._split(-(-size // 1024), (x, found), numbers, (False, 1024))
+    for part in found:
+        expected = x.bfloat16()
+        torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)
+        x = x - expected.float()
+
+
 VIEWS: dict[str, Callable[[int, int], Tensor]] = {
     "rows of a slice": lambda depth, columns: torch.randn(depth, 3 * columns, device=DEVICE)[:, columns : 2 * columns],
     "columns of a slice": lambda depth, columns: torch.randn(columns, 2 * depth + 1, device=DEVICE)[:, -depth:].t(),

@@ -22,9 +22,40 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Whether Triton's interpreter runs the kernels. It multiplies bfloat16 numbers as if their bits were integers."""
 
 
+SPLIT = tl.constexpr(
+    """{
+    .reg .b32 one, other;
+    .reg .f32 rest, other_rest;
+    cvt.rn.bf16x2.f32 $0, $4, $3;
+    shl.b32 one, $0, 16;
+    and.b32 other, $0, 0xffff0000;
+    mov.b32 rest, one;
+    mov.b32 other_rest, other;
+    sub.rn.f32 rest, $3, rest;
+    sub.rn.f32 other_rest, $4, other_rest;
+    cvt.rn.bf16x2.f32 $1, other_rest, rest;
+    shl.b32 one, $1, 16;
+    and.b32 other, $1, 0xffff0000;
+    {
+    .reg .f32 last, other_last;
+    mov.b32 last, one;
+    mov.b32 other_last, other;
+    sub.rn.f32 last, rest, last;
+    sub.rn.f32 other_last, other_rest, other_last;
+    cvt.rn.bf16x2.f32 $2, other_last, last;
+    }
+    }"""
+)
+"""Splits two numbers at a time. A GPU rounds two numbers to bfloat16 by one instruction, in a fraction of the time that
+it takes for two single ones."""
+
+
 @triton.jit
 def parts(x):
     """Three bfloat16 tensors that add up to a float32 one."""
+    if not INTERPRETED:
+        types: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16)
+        return tl.inline_asm_elementwise(SPLIT, "=&r,=&r,=&r,f,f", [x], dtype=types, is_pure=True, pack=2)
     high = x.to(tl.bfloat16)
     rest = x - high.to(tl.float32)
     middle = rest.to(tl.bfloat16)
