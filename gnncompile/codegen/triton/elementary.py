@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.kernels import INTERPRETED
+from gnncompile.codegen.gemm.parts import INTERPRETED
 
 
 @triton.jit

@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.kernels import INTERPRETED, dot, parts
-from gnncompile.codegen.gemm.kernels import product_of_parts as gemm_of_parts
+from gnncompile.codegen.gemm.parts import INTERPRETED, dot, parts
+from gnncompile.codegen.gemm.parts import product_of_parts as gemm_of_parts
 
 BLOCK = tl.constexpr(128)
 """Most inputs of a layer whose weights are read at a time."""

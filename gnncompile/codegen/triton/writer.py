@@ -76,7 +76,7 @@ class Writer(ReductionWriter):
         functions = self.functions()
         text = "\n".join(functions)
         called = [name for name in _PRODUCTS if re.search(rf"(?<!\.)\b{name}\(", text)]
-        product = [f"from gnncompile.codegen.gemm.kernels import {', '.join(called)}"] if called else []
+        product = [f"from gnncompile.codegen.gemm.parts import {', '.join(called)}"] if called else []
         head = [*self._header(), "", "import triton", "import triton.language as tl", "", *product, ELEMENTARY, ""]
         for reduction in REDUCTIONS.values():
             name = f"_{reduction.triton_function}"

@@ -5,7 +5,7 @@ After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_o
 Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
 layers take half of the time of most models' steps. The kernels split each number into three bfloat16 parts. Six
 products on tensor cores then have smaller errors than one in float32, in half of its time
-(:mod:`gnncompile.codegen.gemm.kernels`). In 16 bits, narrow products are bound by memory, and the library launches two
+(:mod:`gnncompile.codegen.gemm.parts`). In 16 bits, narrow products are bound by memory, and the library launches two
 kernels where the gradient of a bias takes another two; ours shares launches between products and sums. On CPUs of AMD,
 Intel's library uses half of each vector (:mod:`gnncompile.codegen.cpp.matrix`).
 """
