@@ -134,6 +134,21 @@ def directed(make: Maker, channels: int = 20) -> Region:
     return make.finish(state, b.reduce("sum", state))
 
 
+def shared(make: Maker, channels: int = 24) -> Region:
+    """A gate of the sum of gathered rows and rows of edges, whose gradients are the same value."""
+    b = make.b
+    raw = make.layer(make.input(E, channels), channels)
+    both = b.op("add", make.input(S, channels), make.input(E, channels))
+    return make.finish(raw, b.reduce("sum", b.op("mul", b.op("sigmoid", raw), both)))
+
+
+def widths(make: Maker, channels: int = 20) -> Region:
+    """A number per edge from layers of two widths, whose weights' gradients read the same number."""
+    b, rows = make.b, make.input(E, channels)
+    total = b.op("add", *(b.sum_axis(make.layer(rows, width, bias=False), 1) for width in (32, 17)))
+    return make.finish(total, b.reduce("sum", b.op("mul", b.op("tanh", total), make.input(S, channels))))
+
+
 REGIONS: dict[str, Callable[[Maker], Region]] = {
     "mesh_graph_net": mesh_graph_net,
     "equivariant": equivariant,
@@ -144,5 +159,7 @@ REGIONS: dict[str, Callable[[Maker], Region]] = {
     "residual": residual,
     "gated": gated,
     "directed": directed,
+    "shared": shared,
+    "widths": widths,
 }
 """Functions that make a region, by name."""

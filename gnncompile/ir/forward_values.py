@@ -22,14 +22,22 @@ def selected_dtype(nodes: Sequence[Node], at: int) -> str | None:
 
 
 def _rounded(region: Region) -> str | None:
-    """Returns the 16-bit type to which a region may round the values that its gradient reads; None if it must not.
+    """Returns the 16-bit type in which a gradient may read values that the forward returns; None if it must not.
 
-    Eager rounds them where all tensors have that type. A walk by rows computes most values again at little cost, and a
-    gradient that compares must find the same values again.
+    Eager rounds them too, if all tensors have that type. A region that is not tiled computes most values again at
+    little cost. Where values are compared with others than 0, a rounded value might compare otherwise than in the
+    forward, and statistics of a softmax fit the values that are not rounded.
     """
     types = {n.dtype for n in region.inputs if n.is_number}
-    may_round = region.tiled and not region.exact and len(types) == 1 and types <= {*HALVES}
-    return types.pop() if may_round else None
+    may_round = region.tiled and not region.exact and not region.softmaxes and not _compares_numbers(region)
+    return types.pop() if may_round and len(types) == 1 and types <= {*HALVES} else None
+
+
+def _compares_numbers(region: Region) -> bool:
+    """Whether a region compares values with others than 0, whose side no rounding changes."""
+    nodes = region.nodes
+    compared = [n for n in nodes if n.op in ("lt", "le", "gt", "ge", "eq", "ne")]
+    return any(all(nodes[a].op != "const" or nodes[a].number != 0 for a in n.args) for n in compared)
 
 
 class ForwardValues:

@@ -1,8 +1,8 @@
 """Cuts the backward of a tiled region into stages.
 
-1. One walk in tiles computes the values of the forward again, or reads those that the forward returned, and everything
-   that comes from an edge: sums for the region's own rows, gradients per edge, and sums over all edges for weights and
-   parameters.
+1. One walk in tiles computes the values of the forward again, or reads those that the forward returned. It computes
+   everything that comes from an edge: sums for the region's own rows, gradients per edge, and sums over all edges for
+   weights and parameters.
 2. A gradient of rows that were gathered at the other end is stored per edge by that walk. Walks over the other end's
    rows add it up. They compute it themselves if that reads no more than writing and reading it would.
 
@@ -66,18 +66,19 @@ def _is_computed_again(
 ) -> bool:
     """Whether a walk over the other end's rows computes a value per edge that it adds up, so that nobody stores it.
 
-    It does if the value reads no layer and at most two rows, and if no other gradient needs the value in memory.
+    It does if the value needs no layer, if what it is computed from is no wider than two rows like it, and if no
+    gradient of another input needs the value in memory.
     """
     if node.space is not region.by.opposite:
         return False
     nodes, value = stages.scratch.nodes, root[0]
-    value = nodes[value].args[0] if nodes[value].op == "on_edges" else value
-    others = [other for _, _, found in wanted for other, _, _ in found if other != root[0]]
-    kept = {*others, *(a for other in others if nodes[other].op == "outer" for a in nodes[other].args)}
-    behind_it = [nodes[at] for at in behind(nodes, [value])]
-    read = [n for n in behind_it if n.op == "input" and n.space in (Space.EDGE, region.by)]
-    cheap = elements(read) <= 2 * elements([nodes[value]]) and not any(n.op in LAYERS for n in behind_it)
-    return cheap and value not in kept
+    bare = nodes[value].args[0] if nodes[value].op == "on_edges" else value
+    others = {at for _, n, found in wanted if n.space is not region.by.opposite for at, _, _ in found}
+    kept = others.union(*(nodes[at].args for at in others if nodes[at].op == "outer"))
+    needed = [nodes[at] for at in behind(nodes, [bare])]
+    read = [n for n in needed if n.op == "input" and n.space in (Space.EDGE, region.by)]
+    is_cheap = elements(read) <= 2 * elements([nodes[bare]]) and not any(n.op in LAYERS for n in needed)
+    return is_cheap and kept.isdisjoint((value, bare))
 
 
 def sum_dtype(node: Node, sums: Sequence[int], compute: str) -> str:

@@ -14,11 +14,12 @@ BLOCK = tl.constexpr(128)
 
 @triton.jit
 def once(x):
-    """`x`, which the compiler then computes in one layout only.
+    """`x`, which a compiled kernel then computes in one layout only.
 
     A product wants its factor in another layout than a store. Triton would rather load and compute all that `x` is made
     of again, in that layout, than move `x` through shared memory. The instruction here, which does nothing, is one that
-    it must not repeat. In the gradient of GatedGCN's layer, that leaves 1,003 of 1,725 instructions and no spills.
+    it must not repeat. In the gradient of GatedGCN's layer with 64 channels in float32, that leaves 1,003 of 1,725
+    instructions and no spills.
     """
     if INTERPRETED or x.dtype == tl.float64:
         return x

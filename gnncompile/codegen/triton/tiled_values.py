@@ -43,7 +43,7 @@ class TileValues:
         self.lines: list[str] = []
         self.sums_by_product = plan.sums_by_product(phase)
         self.summed_operands = {self.region.nodes[i].args[1] for i in self.sums_by_product}
-        self.factors: dict[int, str] = {}  # the names of values as factors of products
+        self.factors: dict[tuple[int, int], str] = {}  # the names of values of a width as factors of products
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
         self.indent = 1
@@ -226,18 +226,17 @@ class TileValues:
         return f"layer({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"
 
     def factor(self, i: int, length: int) -> str:
-        """Returns a value as a factor of products, in the type of factors.
+        """Returns a value as a factor of products with `length` inputs, in the type of factors.
 
         If others read the value as well, the factor gets a variable, so that the compiler does not compute it twice.
         """
-        if i in self.factors:
-            return self.factors[i]
-        text = f"({self.zeroed(i, length)}).to(tl.{self.plan.factor})"
+        text, name = f"({self.zeroed(i, length)}).to(tl.{self.plan.factor})", f"f{i}_{length}"
         if not self._is_computed(i) or self._reads(i) < 2:
             return text
-        self.line(f"f{i} = once({text})")
-        self.factors[i] = f"f{i}"
-        return self.factors[i]
+        if (i, length) not in self.factors:
+            self.factors[i, length] = name
+            self.line(f"{name} = once({text})")
+        return name
 
     def _is_computed(self, i: int) -> bool:
         node = self.region.nodes[i]
