@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.parts import add_small_terms, dot, numbers, parts
+from gnncompile.codegen.gemm.parts import dot, parts, plus_product, product_of_parts
 
 
 @triton.jit(do_not_specialize=["depth", "columns", "pitch", "padded_depth", "padded_columns"])
@@ -53,7 +53,6 @@ def add_product(
     DEPTH: tl.constexpr,
 ):
     """``total + left @ right`` of some rows and columns; see :func:`by_rows`."""
-    small = tl.zeros((total.shape[0], total.shape[1]), tl.float32)
     k = tl.arange(0, DEPTH)
     left = left_ptr + row[:, None].to(tl.int64) * depth + k[None, :]
     size = BLOCKS * DEPTH * padded_columns
@@ -75,11 +74,10 @@ def add_product(
                 y_high, y_middle, y_low = parts(weight)
         if x.dtype == tl.float32:
             x_high, x_middle, x_low = parts(x)
-            small = add_small_terms(small, x_high, x_middle, x_low, y_high, y_middle, y_low)
-            total += dot(x_high, y_high, tl.zeros((total.shape[0], total.shape[1]), tl.float32))
+            total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
         else:
             total = dot(x, weight, total)
-    return total + numbers(small)
+    return total
 
 
 @triton.jit(do_not_specialize=["rows", "depth_units", "other_depth_units", "units", "across"])
@@ -253,7 +251,6 @@ def sum_of_share(
     begin = part * share
     end = tl.minimum(begin + share, rows)
     total = tl.zeros((BLOCK_DEPTH, BLOCK_COLUMNS), tl.float32)
-    small = tl.zeros((BLOCK_DEPTH, BLOCK_COLUMNS), tl.float32)
     summed = tl.zeros((BLOCK_DEPTH, BLOCK_ROWS), tl.float32)
     for start in range(begin, end, BLOCK_ROWS):
         here = start + row
@@ -267,16 +264,9 @@ def sum_of_share(
             mask=(here < end)[:, None] & (j < columns)[None, :],
             other=0.0,
         )
-        if x.dtype == tl.float32:
-            x_high, x_middle, x_low = parts(x)
-            y_high, y_middle, y_low = parts(y)
-            small = add_small_terms(small, x_high, x_middle, x_low, y_high, y_middle, y_low)
-            total += dot(x_high, y_high, tl.zeros((BLOCK_DEPTH, BLOCK_COLUMNS), tl.float32))
-        else:
-            total = dot(x, y, total)
+        total = plus_product(total, x, y)
         if SUMS:
             summed += x.to(tl.float32)
-    total += numbers(small)
     out = partial_ptr + part.to(tl.int64) * size
     tl.store(out + i[:, None] * columns + j[None, :], total, mask=(i < depth)[:, None] & (j < columns)[None, :])
     if SUMS:  # noqa: SIM102 (a constant and a tensor)

@@ -5,10 +5,9 @@ bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``. Each 
 the remainder that the earlier parts leave. The product of two such sums has nine terms, and the six largest are
 computed. The other three are smaller than the rounding of a float32 product.
 
-A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so the sums of the largest terms
-are kept short and added up in float32 after every few columns. The other five terms are added up in a sum of their own,
-a few hundredths as large, whose rounding does not count. Against float64, errors are a half to a quarter of those of a
-product computed in float32.
+A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so these sums are kept short and
+added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of a product
+computed in float32.
 
 Source: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
@@ -80,26 +79,18 @@ def plus_product(total, a, b):
 
 
 @triton.jit
-def add_small_terms(total, a_high, a_middle, a_low, b_high, b_middle, b_low):
-    """`total` plus the product of two float32 matrices in parts without its largest term, smallest terms first."""
+def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
+    """The product of two float32 matrices in parts, smallest terms first.
+
+    The sum of the small terms also keeps Triton from adding what follows on the tensor cores, as it does where a
+    product that begins with zeros is added to something.
+    """
+    total = tl.zeros((a_high.shape[0], b_high.shape[1]), tl.float32)
     total = dot(a_low, b_high, total)
     total = dot(a_middle, b_middle, total)
     total = dot(a_high, b_low, total)
     total = dot(a_middle, b_high, total)
-    return dot(a_high, b_middle, total)
-
-
-@triton.jit
-def numbers(small):
-    """A sum of small terms, with 0 for what is no number. What is left of an infinity is none, and the largest terms
-    say what the whole sum is then.
-    """
-    return tl.where(small == small, small, 0.0)
-
-
-@triton.jit
-def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
-    """The product of two float32 matrices in parts."""
-    small = tl.zeros((a_high.shape[0], b_high.shape[1]), tl.float32)
-    small = add_small_terms(small, a_high, a_middle, a_low, b_high, b_middle, b_low)
-    return dot(a_high, b_high, numbers(small))
+    total = dot(a_high, b_middle, total)
+    # What is left of an infinity is no number. Without it, the first terms say what the sum is.
+    total = tl.where(total == total, total, 0.0)
+    return dot(a_high, b_high, total)
