@@ -76,7 +76,7 @@ def _is_computed_again(
     others = {at for _, n, found in wanted if n.space is not region.by.opposite for at, _, _ in found}
     kept = others.union(*(nodes[at].args for at in others if nodes[at].op == "outer"))
     needed = [nodes[at] for at in behind(nodes, [bare])]
-    read = [n for n in needed if n.op == "input" and n.space in (Space.EDGE, region.by)]
+    read = [n for n in needed if n.op == "input" and (n.space.computed is Space.EDGE or n.space is region.by)]
     is_cheap = elements(read) <= 2 * elements([nodes[bare]]) and not any(n.op in LAYERS for n in needed)
     return is_cheap and kept.isdisjoint((value, bare))
 

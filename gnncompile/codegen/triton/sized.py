@@ -23,6 +23,7 @@ from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.program_sums import ProgramSums
 from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
+from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
 from gnncompile.layout.csr import find_rows
@@ -212,7 +213,9 @@ def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
         if out.node in plan.products:
             left, right = (_factor(kernel, i, run) for i in region.nodes[out.node].args)
             place = run.given[f"out{k}"]
-            run.given[f"out{k}"] = (left.t() @ right).view(place.shape).to(place.dtype)
+            # A single column stands for equal columns.
+            product = (left.t() @ right).expand(matrix(region, region.nodes[out.node]))
+            run.given[f"out{k}"] = product.reshape(place.shape).to(place.dtype)
     _run_parts(kernel, degree, tensors, run)
 
 
