@@ -21,22 +21,22 @@ def selected_dtype(nodes: Sequence[Node], at: int) -> str | None:
     return rows.dtype if rows is not None and rows.op == "input" and rows.dtype in HALVES else None
 
 
-def _rounded(region: Region) -> str | None:
-    """Returns the 16-bit type in which a gradient may read values that the forward returns; None if it must not.
+def _types_of_states(region: Region) -> set[str]:
+    """Returns the types in which a gradient may read values per edge that the forward returns.
 
-    Eager rounds them too, if all tensors have that type. A region that is not tiled computes most values again at
-    little cost. Where values are compared with others than 0, a rounded value might compare otherwise than in the
-    forward, and statistics of a softmax fit the values that are not rounded.
+    A tiled region whose tensors all have one type of 16 bits may round them to it, as eager does. A region that is not
+    tiled computes most values again at little cost. Where values are compared with others than 0, a rounded value might
+    compare otherwise than in the forward, and statistics of a softmax fit the values that are not rounded.
     """
-    types = {n.dtype for n in region.inputs if n.is_number}
-    may_round = region.tiled and not region.exact and not region.softmaxes and not _compares_numbers(region)
-    return types.pop() if may_round and len(types) == 1 and types <= {*HALVES} else None
+    alike = {n.dtype for n in region.inputs if n.is_number} == {region.factor}
+    exact = region.exact or bool(region.softmaxes) or _orders_numbers(region)
+    return {region.compute, region.factor} if region.tiled and alike and not exact else {region.compute}
 
 
-def _compares_numbers(region: Region) -> bool:
-    """Whether a region compares values with others than 0, whose side no rounding changes."""
+def _orders_numbers(region: Region) -> bool:
+    """Whether a region asks which of two values is larger, unless one is 0: no rounding changes the side of 0."""
     nodes = region.nodes
-    compared = [n for n in nodes if n.op in ("lt", "le", "gt", "ge", "eq", "ne")]
+    compared = [n for n in nodes if n.op in ("lt", "le", "gt", "ge")]
     return any(all(nodes[a].op != "const" or nodes[a].number != 0 for a in n.args) for n in compared)
 
 
@@ -57,7 +57,7 @@ class ForwardValues:
         self.region, self.b, self.reads_states = region, b, reads_states
         self.operands: list[Operand] = []
         self._values: dict[int, int] = {}
-        self._rounded = _rounded(region)
+        self._types_of_states = _types_of_states(region)
 
     def value(self, at: int) -> int:
         """Returns the expression of a forward value."""
@@ -66,18 +66,18 @@ class ForwardValues:
         return self._values[at]
 
     def _expression(self, at: int, node: Node) -> int:
-        if self._is_output(at, BITS):
+        if self._is_output(at, {BITS}):
             return self.saved(at)
         if self.reads_states and node.space is Space.EDGE and node.op != "input":
-            if self._is_output(at, self.region.compute) or self._is_output(at, self._rounded):
+            if self._is_output(at, self._types_of_states):
                 return self.saved(at)
             relu = self._relu_of(at, node)
             if relu is not None:
                 return self.b.op("le", self.saved(relu), self.b.const(0))
         return self._again(at, node)
 
-    def _is_output(self, at: int, dtype: str | None) -> bool:
-        return any(o.node == at and o.dtype == dtype for o in self.region.outputs)
+    def _is_output(self, at: int, types: set[str]) -> bool:
+        return any(o.node == at and o.dtype in types for o in self.region.outputs)
 
     def _relu_of(self, at: int, node: Node) -> int | None:
         """Returns a ReLU among the outputs whose argument the comparison at `at` compares with 0, or None.

@@ -44,16 +44,14 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
         inputs: The inputs whose gradients are wanted.
     """
     wanted = [(position, node, _roots(stages, region, node, total)) for position, node, total in inputs]
-    own = {
-        root for _, node, found in wanted for root in found if _is_computed_again(stages, region, node, root, wanted)
-    }
-    roots = [root for _, _, found in wanted for root in found if root not in own]
+    again = _computed_again(stages, region, wanted)
+    roots = [root for _, _, found in wanted for root in found if root not in again]
     made = dict(zip(roots, stages.add(region.by, roots), strict=True))
     gradients = {}
     for position, node, found in wanted:
         if found and node.space is region.by.opposite:
             (root,) = found
-            value = root[0] if root in own else stages.load(made[root], Space.EDGE, root[0], node.dtype)
+            value = root[0] if root in again else stages.load(made[root], Space.EDGE, root[0], node.dtype)
             (summed,) = stages.add(region.by.opposite, [(value, True, node.dtype)])
             gradients[position] = Gradient((summed,), False)
         elif found:
@@ -61,24 +59,24 @@ def cut(stages: Stages, region: Region, inputs: Iterable[Found]) -> dict[int, Gr
     return gradients
 
 
-def _is_computed_again(
-    stages: Stages, region: Region, node: Node, root: _Root, wanted: Sequence[tuple[int, Node, list[_Root]]]
-) -> bool:
-    """Whether a walk over the other end's rows computes a value per edge that it adds up, so that nobody stores it.
+def _computed_again(stages: Stages, region: Region, wanted: Sequence[tuple[int, Node, list[_Root]]]) -> set[_Root]:
+    """Returns the values per edge that walks over the other end's rows compute themselves, so that nobody stores them.
 
-    It does if the value needs no layer, if what it is computed from is no wider than two rows like it, and if no
-    gradient of another input needs the value in memory.
+    Such a value needs no layer, what it is computed from is no wider than two rows like it, and no gradient of another
+    input needs it in memory.
     """
-    if node.space is not region.by.opposite:
-        return False
-    nodes, value = stages.scratch.nodes, root[0]
-    bare = nodes[value].args[0] if nodes[value].op == "on_edges" else value
-    others = {at for _, n, found in wanted if n.space is not region.by.opposite for at, _, _ in found}
+    nodes, opposite = stages.scratch.nodes, region.by.opposite
+    others = {at for _, node, found in wanted if node.space is not opposite for at, _, _ in found}
     kept = others.union(*(nodes[at].args for at in others if nodes[at].op == "outer"))
-    needed = [nodes[at] for at in behind(nodes, [bare])]
-    read = [n for n in needed if n.op == "input" and (n.space.computed is Space.EDGE or n.space is region.by)]
-    is_cheap = elements(read) <= 2 * elements([nodes[bare]]) and not any(n.op in LAYERS for n in needed)
-    return is_cheap and kept.isdisjoint((value, bare))
+
+    def is_free(at: int) -> bool:
+        rows = nodes[at].args if nodes[at].op == "on_edges" else ()
+        needed = [nodes[k] for k in behind(nodes, [at])]
+        read = [n for n in needed if n.op == "input" and (n.space.computed is Space.EDGE or n.space is region.by)]
+        reads_little = elements(read) <= 2 * elements([nodes[at]])
+        return reads_little and kept.isdisjoint((at, *rows)) and not any(n.op in LAYERS for n in needed)
+
+    return {root for _, node, found in wanted if node.space is opposite for root in found if is_free(root[0])}
 
 
 def sum_dtype(node: Node, sums: Sequence[int], compute: str) -> str:

@@ -174,11 +174,11 @@ def _tile(dtype: torch.dtype, few: bool, depth: int, columns: int) -> tuple[Prod
         depth: The rows of the weight, those of the larger one if there are two.
         columns: Its columns.
     """
-    if dtype not in HALVES and few:
+    in_parts = dtype not in HALVES
+    if in_parts and few:
         return tuning.TILES.product_of_few, False
-    table = tuning.HALF_PRODUCTS.tiles if dtype in HALVES else tuning.TILES.product_of_many
-    tile = tuning.choice(table, columns)
-    return tile._replace(depth=min(tile.depth, power_of_two(max(depth, NARROWEST)))), dtype not in HALVES
+    tile = tuning.choice(tuning.TILES.product_of_many if in_parts else tuning.HALF_PRODUCTS.tiles, columns)
+    return tile._replace(depth=min(tile.depth, max(power_of_two(depth), NARROWEST))), in_parts
 
 
 def _warps(dtype: torch.dtype) -> int:

@@ -9,6 +9,7 @@ stores leave these rows out. A value that a product with ones adds up is 0 there
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 
 from gnncompile.codegen.triton.text import constant, literal, masked, pointwise_arguments, pointwise_text
 from gnncompile.codegen.triton.tile import padded
@@ -137,9 +138,13 @@ class TileValues:
         readers = self._readers(weights)
         return any(n.op in ("linear", "transposed") and not is_product(self.region, n) for n in readers)
 
+    @cached_property
+    def _made(self) -> list[Node]:
+        """The nodes that the phase computes or reads from the region's tensors."""
+        return [self.region.nodes[i] for i in self.phase.need if i not in self.phase.loads]
+
     def _readers(self, weights: int) -> list[Node]:
-        found = [i for i in self.phase.need if i not in self.phase.loads]
-        return [self.region.nodes[i] for i in found if weights in self.region.nodes[i].args[1:]]
+        return [node for node in self._made if weights in node.args[1:]]
 
     def _read(self, i: int, again: bool = False) -> str:
         """Returns the load of an input, or of a value that an earlier phase stored."""
@@ -244,9 +249,9 @@ class TileValues:
 
     def _reads(self, i: int) -> int:
         """Returns how often a phase reads or stores a value."""
-        nodes, phase = self.region.nodes, self.phase
-        readers = [nodes[n] for n in {*phase.need, *phase.sums} - phase.loads]
-        written = [*phase.stores, *(self.region.outputs[k].node for k in phase.outputs)]
+        region, phase = self.region, self.phase
+        readers = [*self._made, *(region.nodes[k] for k in phase.sums)]
+        written = [*phase.stores, *(region.outputs[k].node for k in phase.outputs)]
         return sum(i in node.args for node in readers) + (i in written)
 
     def kept_weights(self, i: int) -> str:
