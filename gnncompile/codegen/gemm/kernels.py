@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.parts import dot, parts, plus_product, product_of_parts
+from gnncompile.codegen.gemm.parts import dot, parts, plus_parts, sum_of_terms
 
 
 @triton.jit(do_not_specialize=["depth", "columns", "pitch", "padded_depth", "padded_columns"])
@@ -56,6 +56,7 @@ def add_product(
     k = tl.arange(0, DEPTH)
     left = left_ptr + row[:, None].to(tl.int64) * depth + k[None, :]
     size = BLOCKS * DEPTH * padded_columns
+    small = tl.zeros_like(total)
     for start in range(0, BLOCKS * DEPTH, DEPTH):
         down = start + k
         mask = exists if WHOLE else exists & (down[None, :] < depth)
@@ -74,9 +75,11 @@ def add_product(
                 y_high, y_middle, y_low = parts(weight)
         if x.dtype == tl.float32:
             x_high, x_middle, x_low = parts(x)
-            total += product_of_parts(x_high, x_middle, x_low, y_high, y_middle, y_low)
+            total, small = plus_parts(total, small, x_high, x_middle, x_low, y_high, y_middle, y_low)
         else:
             total = dot(x, weight, total)
+    if left_ptr.dtype.element_ty == tl.float32:
+        total = sum_of_terms(total, small)
     return total
 
 
@@ -251,6 +254,7 @@ def sum_of_share(
     begin = part * share
     end = tl.minimum(begin + share, rows)
     total = tl.zeros((BLOCK_DEPTH, BLOCK_COLUMNS), tl.float32)
+    small = tl.zeros((BLOCK_DEPTH, BLOCK_COLUMNS), tl.float32)
     summed = tl.zeros((BLOCK_DEPTH, BLOCK_ROWS), tl.float32)
     for start in range(begin, end, BLOCK_ROWS):
         here = start + row
@@ -264,9 +268,16 @@ def sum_of_share(
             mask=(here < end)[:, None] & (j < columns)[None, :],
             other=0.0,
         )
-        total = plus_product(total, x, y)
+        if x.dtype == tl.float32:
+            x_high, x_middle, x_low = parts(x)
+            y_high, y_middle, y_low = parts(y)
+            total, small = plus_parts(total, small, x_high, x_middle, x_low, y_high, y_middle, y_low)
+        else:
+            total = dot(x, y, total)
         if SUMS:
             summed += x.to(tl.float32)
+    if left_ptr.dtype.element_ty == tl.float32:
+        total = sum_of_terms(total, small)
     out = partial_ptr + part.to(tl.int64) * size
     tl.store(out + i[:, None] * columns + j[None, :], total, mask=(i < depth)[:, None] & (j < columns)[None, :])
     if SUMS:  # noqa: SIM102 (a constant and a tensor)

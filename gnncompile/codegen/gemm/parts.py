@@ -67,6 +67,47 @@ def dot(a, b, total):
 
 
 @triton.jit
+def once(x):
+    """`x`, which a compiled kernel then computes in one layout only, and joins with nothing.
+
+    A product wants its factor in another layout than a store. Triton would rather load and compute all that `x` is made
+    of again, in that layout, than move `x` through shared memory. The instruction here, which does nothing, is one that
+    it must not repeat. In the gradient of GatedGCN's layer with 64 channels in float32, that leaves 1,003 of 1,725
+    instructions and no spills.
+    """
+    if INTERPRETED or x.dtype == tl.float64:
+        return x
+    if x.dtype == tl.float32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=False, pack=1)
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
+def plus_parts(total, small, a_high, a_middle, a_low, b_high, b_middle, b_low):
+    """Sums to which a product of float32 matrices in parts is added; :func:`sum_of_terms` is their result.
+
+    The largest term goes to `total`, in float32. The others, at most 2^-8 of it, go to `small`, on the tensor cores.
+    Without :func:`once`, Triton would add the largest there as well.
+    """
+    small = dot(a_low, b_high, small)
+    small = dot(a_middle, b_middle, small)
+    small = dot(a_high, b_low, small)
+    small = dot(a_middle, b_high, small)
+    small = dot(a_high, b_middle, small)
+    total += once(dot(a_high, b_high, tl.zeros_like(total)))
+    return total, small
+
+
+@triton.jit
+def sum_of_terms(total, small):
+    """The sum of :func:`plus_parts`.
+
+    What is left of an infinity is no number. Without the small terms, the largest ones say what the sum is.
+    """
+    return total + tl.where(small == small, small, 0.0)
+
+
+@triton.jit
 def plus_product(total, a, b):
     """``total + a @ b`` in float32, of matrices of 16 bits or of float32."""
     if a.dtype == tl.float32:
