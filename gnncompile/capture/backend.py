@@ -32,6 +32,7 @@ from gnncompile.ops import (
     device_layouts,
     embedding,
     exchange_lowering,
+    gemm_arithmetic_lowering,
     gemm_lowering,
     gradient,
     launch,
@@ -400,6 +401,7 @@ def prepare_torch() -> None:
     install.install()
     embedding.install()
     gemm_lowering.install()
+    gemm_arithmetic_lowering.install()
     region_lowering.install()
     matrix_copies.install()
     moments.install()

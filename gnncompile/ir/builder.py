@@ -124,10 +124,12 @@ class Builder:
         return self.emit(Node("on_edges", (value,), Space.EDGE, node.shape, dtype))
 
     def _simplify(self, name: str, args: tuple[int, ...]) -> int | None:
-        """Returns the other operand if one operand is neutral, else None.
+        """Returns the other operand if one operand is neutral, or a shorter way to the same value; None without either.
 
         No operand is dropped whose NaN or infinity must reach the result.
         """
+        if name == "div" and (inner := self._under_sigmoid(args[1])) is not None:
+            return self.op("mul", args[0], self.op("sigmoid", inner))
         if name in ("add", "mul") and self.constant(args[0]) is not None:
             args = (args[1], args[0])
         last = self.constant(args[-1])
@@ -136,6 +138,17 @@ class Builder:
         # x + 0.0 differs from x where x is -0.0; x - 0.0 and x + -0.0 always equal x.
         if last == 0.0 and (name, math.copysign(1.0, last)) in (("sub", 1.0), ("add", -1.0)):
             return args[0]
+        return None
+
+    def _under_sigmoid(self, divisor: int) -> int | None:
+        """Returns `x` if a divisor is ``1 + exp(-x)``, as torch takes ``silu(x)`` apart; else None."""
+        node = self.nodes[divisor]
+        if node.op != "add":
+            return None
+        for one, other in (node.args, node.args[::-1]):
+            power = self.nodes[one]
+            if self.constant(other) == 1.0 and power.op == "exp" and self.nodes[power.args[0]].op == "neg":
+                return self.nodes[power.args[0]].args[0]
         return None
 
     def sum_axis(self, value: int, axis: int) -> int:

@@ -194,6 +194,16 @@ def drop_unused(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: mutates(node) or _updates_statistics(node) or node.is_impure())
 
 
+def drop_with_operands(graph: fx.Graph, node: fx.Node) -> None:
+    """Removes a node without users, and all pure operations before it that then have no users either."""
+    if node.users or node.op != "call_function" or mutates(node) or node.is_impure():
+        return
+    operands = node.all_input_nodes
+    graph.erase_node(node)
+    for operand in operands:
+        drop_with_operands(graph, operand)
+
+
 def _updates_statistics(node: fx.Node) -> bool:
     """Whether a normalisation updates running statistics."""
     return node.target in _WITH_STATISTICS and node.args[3] is not None and node.args[5] is not False

@@ -205,6 +205,7 @@ POINTWISE: dict[Any, Lowering] = {
     aten.rsqrt.default: _composite(lambda b, x: b.op("div", b.const(1), b.op("sqrt", x))),
     aten.pow.Tensor_Scalar: _composite(rules.power),
     aten._to_copy.default: _cast,
+    torch.ops.prims.convert_element_type.default: _cast,
     aten.to.dtype: _cast,
     aten.clone.default: _composite(lambda b, x, memory_format=None: x),
 }

@@ -211,7 +211,7 @@ def test_two_products_over_rows(
         out = torch.full((left.size(1), right.size(1)), NAN, device=DEVICE)
         both.append(OverRows(left, right, out, torch.full_like(left[0], NAN) if sums else None))
     launch.over_rows(*both)
-    for left, right, found, total in both:
+    for left, right, found, total, *_ in both:
         assert _off(found, left.double().t() @ right.double()) < EXACT
         if total is not None:
             torch.testing.assert_close(total.double(), left.double().sum(0), rtol=1e-6, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Launches the kernels of :mod:`gnncompile.codegen.gemm.kernels`. Imports Triton."""
+"""Launches the kernels of this package. Imports Triton."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm import MOST_SIDE_BY_SIDE, kernels
+from gnncompile.codegen.gemm import MOST_READ, MOST_SIDE_BY_SIDE, arithmetic, kernels, shares
 from gnncompile.codegen.triton.launcher import Kernel, Launch, unit_of
 from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
 _split = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
-_sums = Kernel(kernels.sums, num_warps=tuning.TILES.short_warps)
+_sums = Kernel(shares.sums, num_warps=tuning.TILES.short_warps)
 
 
 Factors = tuple[Tensor, Tensor]
@@ -26,6 +26,12 @@ Factors = tuple[Tensor, Tensor]
 contiguous. The weight is ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
 """
 
+_EPILOGUE_COLUMNS = 32
+"""The columns of a tile that an epilogue takes at a time. With all 128 of a tile in 16 bits, its values do not fit into
+registers: a gradient of silu has 1,160 bytes of them in memory."""
+_EPILOGUE_REGISTERS = 128
+"""Most registers of a thread of a float32 product with an epilogue. With as many, four programs share a multiprocessor,
+as they do without an epilogue, and 8 bytes of a thread's values are in memory; without a limit it takes 153."""
 _LONGEST_PITCH = 2**31
 """Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
 
@@ -43,17 +49,54 @@ def by_rows(
         relu: Whether to write zeros in place of negative results.
         out: ``[rows, columns]``, contiguous, of the dtype of all other tensors.
     """
-    rows = out.size(0)
     factors = (one,) if other is None else (one, other)
+    _launch_by_rows(factors, added, (relu, gate is not None), (out if gate is None else gate, out), out)
+
+
+def by_rows_with_epilogue(
+    one: Factors,
+    other: Factors | None,
+    added: Tensor | None,
+    relu: bool,
+    read: Sequence[Tensor],
+    spec: str,
+    outs: Sequence[Tensor],
+) -> None:
+    """Writes the results of an epilogue: see :func:`by_rows` and :func:`gnncompile.codegen.gemm.arithmetic.epilogue`.
+
+    Args:
+        one: The factors of the product.
+        other: The factors of a second product, or None.
+        added: What is added to the products; may be the first of `outs`.
+        relu: Whether the epilogue takes zeros in place of negative sums.
+        read: Up to :data:`gnncompile.codegen.gemm.MOST_READ` tensors that the epilogue reads, contiguous.
+        spec: The region of the epilogue. Its first tensor is the sum of the products and `added`.
+        outs: Up to :data:`gnncompile.codegen.gemm.MOST_WRITTEN` results, ``[rows, columns]``, contiguous.
+    """
+    factors = (one,) if other is None else (one, other)
+    filled = [*read, *[outs[0]] * (MOST_READ - len(read)), outs[0], outs[-1]]
+    ends = relu, arithmetic.epilogue(spec), _EPILOGUE_COLUMNS
+    _launch_by_rows(factors, added, ends, filled, outs[0])
+
+
+def _launch_by_rows(
+    factors: Sequence[Factors],
+    added: Tensor | None,
+    ends: tuple[Any, ...],
+    others: Sequence[Tensor],
+    out: Tensor,
+) -> None:
+    """Launches products with weights. `ends` is what follows their sum, and `others` are the kernel's other tensors."""
+    rows = out.size(0)
     ways = tuple([(*right.shape, *right.stride()) for _, right in factors])
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    plan = _plan_by_rows(out.dtype, rows <= tuning.TILES.few_rows, ways, (kind, relu, gate is not None))
+    plan = _plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind, *ends))
     matrices = [
         m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, _ready(right, read))
     ]
     plan.kernel(
         -(-rows // plan.rows) * plan.across,
-        (*matrices[:2], *matrices[-2:], out if added is None else added, out if gate is None else gate, out),
+        (*matrices[:2], *matrices[-2:], out if added is None else added, *others),
         (rows, *plan.numbers),
         plan.constants,
     )
@@ -84,14 +127,15 @@ class _RowsPlan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tuple[str, bool, bool]) -> _RowsPlan:
+def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tuple[Any, ...]) -> _RowsPlan:
     """Returns the launch of one product with a weight, or of the sum of two.
 
     Args:
         dtype: The dtype of all matrices.
         few: Whether there are few rows.
         ways: How the weights lie in memory.
-        ends: The kind of what is added, whether negative results become zeros, and whether there is a gate.
+        ends: The kind of what is added, whether negative results become zeros, and either whether there is a gate, or
+            the function of the epilogue and how many columns it takes.
     """
     columns = ways[0][1]
     tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
@@ -103,12 +147,17 @@ def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tu
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers = first.units, last.units, columns // unit, across
     constants = (unit, *first.constants, len(ways) > 1, *last.constants, *ends, *tile[:3])
-    return _RowsPlan(_by_rows(tile, dtype), tile.rows, across, numbers, constants, weights)
+    kernel = _by_rows(tile, dtype, has_epilogue=len(ends) > 3)
+    return _RowsPlan(kernel, tile.rows, across, numbers, constants, weights)
 
 
-@lru_cache(maxsize=16)
-def _by_rows(tile: ProductTile, dtype: torch.dtype) -> Kernel:
-    return Kernel(kernels.by_rows, num_warps=_warps(dtype), num_stages=tile.stages)
+@lru_cache(maxsize=32)
+def _by_rows(tile: ProductTile, dtype: torch.dtype, has_epilogue: bool = False) -> Kernel:
+    options = {"num_warps": _warps(dtype), "num_stages": tile.stages}
+    if not has_epilogue:
+        return Kernel(kernels.by_rows, **options)
+    most = {} if dtype in HALVES else {"maxnreg": _EPILOGUE_REGISTERS}
+    return Kernel(kernels.by_rows_with_epilogue, **options, **most)
 
 
 def side_by_side(
@@ -268,17 +317,27 @@ class OverRows(NamedTuple):
         out: ``[depth, columns]``, contiguous, for the product. All results of a launch have one floating dtype, that of
             the matrices or another one.
         sums: ``[depth]``, contiguous, for ``left.sum(0)``; None if the sum is not needed.
+        second: The second tensor that the right matrix is computed from. `right` is the first one then.
+        spec: The region that computes the right matrix: see :func:`gnncompile.codegen.gemm.arithmetic.factor`. None if
+            `right` is the right matrix.
     """
 
     left: Tensor
     right: Tensor
     out: Tensor
     sums: Tensor | None
+    second: Tensor | None = None
+    spec: str | None = None
 
     @property
     def results(self) -> list[Tensor]:
         """The tensors to write."""
         return [self.out] if self.sums is None else [self.out, self.sums]
+
+    @property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tensors that a kernel reads."""
+        return self.left, self.right, self.right if self.second is None else self.second
 
 
 def over_rows(one: OverRows, other: OverRows | None = None) -> None:
@@ -287,12 +346,11 @@ def over_rows(one: OverRows, other: OverRows | None = None) -> None:
     Sums are added in an order that depends only on the sizes, so equal inputs always give equal bits.
     """
     both = (one,) if other is None else (one, other)
-    widths = tuple((p.left.size(1), p.right.size(1), p.sums is not None) for p in both)
+    widths = tuple((p.left.size(1), p.out.size(1), p.sums is not None, p.spec) for p in both)
     plan = _plan(one.left.dtype, one.left.size(0), widths)
     results, last = [result for p in both for result in p.results], both[-1]
     partial = torch.empty((plan.shares, plan.size), dtype=torch.float32, device=one.left.device)
-    factors = one.left, one.right, last.left, last.right
-    plan.launch(*factors, partial)
+    plan.launch(*one.factors, *last.factors, partial)
     _joined(partial, results)
 
 
@@ -311,9 +369,15 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], ...]) -> _Plan:
-    """Returns the launch of one product over rows, or of two: their depths, columns, and whether they sum rows."""
-    widths = [(depth, columns) for depth, columns, _ in products]
+def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool, str | None], ...]) -> _Plan:
+    """Returns the launch of one product over rows, or of two.
+
+    Args:
+        dtype: The dtype of the left matrices.
+        rows: The number of rows.
+        products: The depth of each product, its columns, whether it sums rows, and the region of its right matrix.
+    """
+    widths = [(depth, columns) for depth, columns, _, _ in products]
     blocks = [(_block(depth), _block(columns)) for depth, columns in widths]
     tiles = sum(-(-d // high) * -(-c // wide) for (d, c), (high, wide) in zip(widths, blocks, strict=True))
     largest = max(high + wide for high, wide in blocks)
@@ -324,13 +388,17 @@ def _plan(dtype: torch.dtype, rows: int, products: tuple[tuple[int, int, bool], 
     counts = [width // unit for k in (0, -1) for width, unit in zip(widths[k], units[k], strict=True)]
     constants = (
         len(products) == 2,
-        *(*units[0], products[0][2], *blocks[0]),
-        *(*units[-1], products[-1][2], *blocks[-1]),
+        *(*units[0], products[0][2], _factor(products[0][3]), *blocks[0]),
+        *(*units[-1], products[-1][2], _factor(products[-1][3]), *blocks[-1]),
         step,
     )
-    size = sum(depth * columns + depth * sums for depth, columns, sums in products)
+    size = sum(depth * columns + depth * sums for depth, columns, sums, _ in products)
     launch = Launch(_over_rows(dtype, largest), tiles * shares, (rows, share, *counts), constants)
     return _Plan(launch, shares, size)
+
+
+def _factor(spec: str | None) -> Any:
+    return None if spec is None else arithmetic.factor(spec)
 
 
 def _summing(dtype: torch.dtype, largest: int, products: int) -> tuple[int, int]:
@@ -389,13 +457,13 @@ def _over_rows(dtype: torch.dtype, largest: int) -> Kernel:
         warps, stages = (tuning.choice(given, largest) for given in (halves.over_rows_warps, halves.over_rows_stages))
     else:
         warps, stages = tuning.choice(table.over_rows_warps, largest), table.over_rows_stages
-    return Kernel(kernels.over_rows, num_warps=warps, num_stages=stages)
+    return Kernel(shares.over_rows, num_warps=warps, num_stages=stages)
 
 
 @lru_cache(maxsize=4)
 def _join(dtype: torch.dtype) -> Kernel:
     """Returns the kernel that adds up shares, to results of a dtype."""
-    return Kernel(kernels.join, num_warps=tuning.TILES.short_warps)
+    return Kernel(shares.join, num_warps=tuning.TILES.short_warps)
 
 
 def _shares(rows: int, most: int, block: int, least: int = 1) -> tuple[int, int]:

@@ -10,9 +10,6 @@ differentiation it would be harmful: the gradient could need the bare sum, which
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any
 
 import torch
 from torch import fx
@@ -20,10 +17,11 @@ from torch import fx
 from gnncompile.device import device_of
 from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Output, Region, Shape, Space, parse
+from gnncompile.ir.region import Output, Region, parse
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import aten, drop_unused, is_one, is_packed, is_tensor, own, same_size, value
-from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
+from gnncompile.passes.analysis import aten, drop_unused, own, value
+from gnncompile.passes.pointwise import POINTWISE, NotFusable
+from gnncompile.passes.row_arithmetic import RowArithmetic
 
 _VIEWS = {
     aten.view.default,
@@ -90,26 +88,25 @@ def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows:
     return new
 
 
-class _Rows:
-    """Writes row-wise arithmetic as nodes of a region, for the rules of :data:`POINTWISE`."""
+class _Rows(RowArithmetic):
+    """Writes what follows output `k` of a region."""
 
     def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
         tensors, _, spec = call.args
         self.region: Region = parse(spec)  # type: ignore[arg-type]
-        self.k, self.tensors = k, list(tensors)  # type: ignore[arg-type]
-        self.builder = Builder.of(self.region)
+        self.k = k
         self.result = self.region.outputs[k].node
-        self.shape: Shape = self.builder.nodes[self.result].shape
-        self.values = {taken: self.result}
-        self.num_rows, self.rank, self.device = value(taken).shape[0], value(taken).dim() - 1, value(taken).device
-        self.positions: dict[tuple[fx.Node, Space, Shape], int] = {}
+        shape = self.region.nodes[self.result].shape
+        super().__init__(Builder.of(self.region), value(taken), shape, tensors)  # type: ignore[arg-type]
+        self.double = self.region.double
+        self.values[taken] = self.result
 
     def lower(self, user: fx.Node) -> None:
         """Takes an operation on the result into the region. Raises NotFusable, without changes, if it cannot."""
         if user.target in _VIEWS:
             self._view(user)
-        elif self._computable(user) and self._has_rows(user):
-            self.result = self._compute(user)
+        elif self.computable(user) and self.has_rows(user):
+            self.result = self.compute(user)
         else:
             raise NotFusable("it is no arithmetic on rows")
         self.values[user] = self.result
@@ -121,97 +118,9 @@ class _Rows:
         outputs[self.k] = Output(self.result, storage_type(fake.dtype), trailing)
         return self.builder.finish(outputs)
 
-    def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """Returns the region node of an operand of a pointwise operation, broadcast as torch does."""
-        if isinstance(arg, (bool, int, float)):
-            return self.builder.const(float(arg))
-        if not is_tensor(arg):
-            raise NotFusable("an operand is a symbolic number")
-        if arg in self.values:
-            return self.values[arg]
-        if arg.target is aten.full.default and isinstance(arg.args[1], (int, float)) and not arg.args[0]:
-            return self.builder.const(float(arg.args[1]))
-        if value(arg).device != self.device:
-            raise NotFusable("an operand is on another device")
-        if len(arg.users) == 1 and self._computable(arg):
-            with suppress(NotFusable):
-                return self._compute(arg)
-        return self._input(arg)
-
-    def _compute(self, node: fx.Node) -> int:
-        before = len(self.tensors), dict(self.positions)
-        try:
-            return POINTWISE[node.target](self, node, (), False)
-        except NotFusable:
-            del self.tensors[before[0] :]
-            self.positions = before[1]
-            raise
-
-    def _input(self, node: fx.Node) -> int:
-        fake = value(node)
-        if not fake.dtype.is_floating_point and fake.dtype != torch.bool:
-            raise NotFusable(f"an operand has type {fake.dtype}")
-        if (fake.dtype == torch.float64) != self.region.double and fake.dtype != torch.bool:
-            raise NotFusable("an operand has another precision")
-        if not is_packed(fake):
-            raise NotFusable("an operand would have to be copied")
-        own_rows = self._has_rows(node)
-        space = self.region.by if own_rows else Space.PARAMETER
-        shape = self._shape(fake.shape[1:] if own_rows else fake.shape)
-        key = node, space, shape
-        if key not in self.positions:
-            self.positions[key] = len(self.tensors)
-            self.tensors.append(node)
-        return self.builder.input(self.positions[key], space, shape, storage_type(fake.dtype))
-
-    def _shape(self, sizes: Sequence[Any]) -> Shape:
-        """Returns the feature shape (heads, channels) of an operand with these sizes."""
-        while len(sizes) > self.rank and is_one(sizes[0]):
-            sizes = sizes[1:]
-        if len(sizes) > self.rank:
-            raise NotFusable("an operand has rows of its own")
-        heads, channels = self.shape
-        if self.rank < 2:  # a row is flat, whether or not the region has heads
-            found = self.shape if sizes and not is_one(sizes[0]) else (1, 1)
-        else:
-            wide = [not is_one(s) for s in (1, 1, *sizes)[-2:]]
-            found = heads if wide[0] else 1, channels if wide[1] else 1
-        if found[0] * found[1] != _count(sizes):
-            raise NotFusable("an operand is wider than the result")
-        return found
-
     def _view(self, node: fx.Node) -> None:
         """Takes in a view of rows as (heads, channels), or as one axis (concatenated heads)."""
         trailing = tuple(value(node).shape[1:])
-        if not self._same_rows(node) or trailing not in (self.shape, (self.shape[0] * self.shape[1],)):
+        if not self.same_rows(node) or trailing not in (self.shape, (self.shape[0] * self.shape[1],)):
             raise NotFusable("it reshapes rows")
         self.rank = len(trailing)
-
-    def _computable(self, node: fx.Node) -> bool:
-        if node.op != "call_function" or node.target not in POINTWISE or not is_tensor(node):
-            return False
-        if value(node).dtype == torch.bool:  # a mask: comparing once more costs less than storing it
-            compared = [value(n) for n in node.all_input_nodes]
-            return bool(compared) and all(map(self._fits, compared))
-        return self._fits(value(node))
-
-    def _fits(self, fake: Any) -> bool:
-        """Whether a tensor is floating, and is float64 exactly if the region computes in float64."""
-        floating = isinstance(fake, torch.Tensor) and fake.dtype.is_floating_point
-        return floating and (fake.dtype == torch.float64) == self.region.double
-
-    def _has_rows(self, node: fx.Node) -> bool:
-        return value(node).dim() == self.rank + 1 and self._same_rows(node)
-
-    def _same_rows(self, node: fx.Node) -> bool:
-        fake = value(node)
-        return bool(fake.dim() > 0 and same_size(fake.shape[0], self.num_rows))
-
-
-def _count(sizes: Sequence[Any]) -> int:
-    count = 1
-    for size in sizes:
-        if not isinstance(size, int):
-            raise NotFusable("an operand has a symbolic width")
-        count *= size
-    return count

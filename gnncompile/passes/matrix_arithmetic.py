@@ -1,0 +1,118 @@
+"""Writes arithmetic on the elements of matrices as a region, for kernels of products that compute it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from gnncompile.ir.bits import storage_type
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Region, Space
+from gnncompile.ir.verify import verify
+from gnncompile.passes.analysis import aten, depends_on_chance, is_pointwise, is_tensor, value
+from gnncompile.passes.pointwise import NotFusable, Slots
+from gnncompile.passes.row_arithmetic import RowArithmetic
+
+_MOST_NODES = 64
+"""Most nodes of a region."""
+_VIEWS = {aten.permute.default, aten.t.default, aten.detach.default}
+_LIBRARY = {aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default}
+
+
+class MatrixArithmetic(RowArithmetic):
+    """A region without edges, whose rows are those of a matrix. It reads only what lies in memory in any case.
+
+    Args:
+        like: The matrix, ``[rows, columns]``.
+        most: Most tensors that the region may read.
+        before: Reads only tensors that are computed before this node, if it is given.
+    """
+
+    def __init__(self, like: torch.Tensor, most: int, before: fx.Node | None = None) -> None:
+        super().__init__(Builder(Space.DESTINATION), like, (1, int(like.shape[1])))
+        self.most, self.before = most, before
+
+    def read_first(self, product: fx.Node) -> int:
+        """Makes a product the region's first tensor, and returns its node."""
+        self.values[product] = at = self.input(product)
+        return at
+
+    def compute(self, node: fx.Node) -> int:
+        """Returns the region node of an operation. Raises NotFusable, without changes, if the region can't hold it."""
+        before = dict(self.values)
+        try:
+            return super().compute(node)
+        except NotFusable:
+            self.values = before
+            raise
+
+    def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
+        """Returns the region node of an operand. Arithmetic is computed again unless that takes more tensors."""
+        if not is_tensor(arg) or arg in self.values or not self.computable(arg):
+            return super().operand(arg, of, slots, strict)
+        most, lies = self.most, is_stored(arg) and self._is_early(arg)
+        self.most = min(most, len(self.tensors) + 1) if lies else most
+        try:
+            self.values[arg] = self.compute(arg)
+        except NotFusable:
+            if not lies:
+                raise
+        finally:
+            self.most = most
+        return self.values[arg] if arg in self.values else self.input(arg)
+
+    def input(self, node: fx.Node) -> int:
+        """Returns the region node that reads a tensor."""
+        if node not in self.tensors and len(self.tensors) == self.most:
+            raise NotFusable("it reads too many tensors")
+        if not is_stored(node) or not self._is_early(node):
+            raise NotFusable("an operand would have to be stored")
+        if len(self.builder.nodes) > _MOST_NODES:
+            raise NotFusable("it is too long")
+        return super().input(node)
+
+    def finish(self, nodes: list[fx.Node]) -> Region | None:
+        """Returns the region whose outputs are nodes that it holds; None if its kernels would round unlike others."""
+        columns = self.shape[1]
+        outputs = [Output(self.values[node], storage_type(value(node).dtype), (columns,)) for node in nodes]
+        region = self.builder.finish(outputs)
+        verify(region)
+        return None if region.exact or not region.contracts else region
+
+    def _is_early(self, node: fx.Node) -> bool:
+        return self.before is None or node < self.before or node is self.before
+
+
+def is_stored(node: fx.Node) -> bool:
+    """Whether a tensor lies in memory as itself, whatever Inductor fuses: an input, or what a kernel of another library
+    makes or reads.
+    """
+    if node.op == "placeholder" or _has_kernel(node):
+        return True
+    return any(user.op == "output" or _has_kernel(user) for user in _readers(node))
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """Returns the nodes that read a tensor or its transpose."""
+    return [one for user in node.users for one in (_readers(user) if user.target in _VIEWS else [user])]
+
+
+def _has_kernel(node: fx.Node) -> bool:
+    """Whether Inductor calls a kernel for a node that it fuses nothing with."""
+    made_by: Any = node.args[0] if node.target is operator.getitem else node
+    if made_by.target in _LIBRARY:
+        return True
+    return isinstance(made_by.target, torch._ops.OpOverload) and made_by.target.namespace == "gnncompile"
+
+
+def is_matrix_arithmetic(node: fx.Node) -> bool:
+    """Whether a node is arithmetic whose result is a matrix of floating-point numbers of a known width."""
+    if not is_pointwise(node) or not is_tensor(node) or depends_on_chance(node):
+        return False
+    fake = value(node)
+    return fake.dim() == 2 and isinstance(fake.shape[1], int) and fake.is_floating_point()
+
+
