@@ -133,9 +133,7 @@ def _fake_product_with_epilogue(
     return [left.new_empty(size, dtype=getattr(torch, out.dtype)) for out in parse(spec).outputs]
 
 
-def _products_over_rows(
-    lefts: list[Tensor], reads: list[Tensor], specs: list[str], sums: list[bool]
-) -> list[Tensor]:
+def _products_over_rows(lefts: list[Tensor], reads: list[Tensor], specs: list[str], sums: list[bool]) -> list[Tensor]:
     """``[n, k].T @ [n, m]`` for each left matrix, followed by ``[n, k].sum(0)`` if its flag is set."""
     results = []
     for left, given, spec, summed in zip(lefts, _by_product(reads, specs), specs, sums, strict=True):

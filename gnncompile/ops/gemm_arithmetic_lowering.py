@@ -100,7 +100,9 @@ def _lower_products_over_rows(
     for left, spec, summed in zip(lefts, specs, sums, strict=True):
         columns = parse(spec).outputs[0].trailing[0] if spec else reads[at].get_size()[1]
         depth = left.get_size()[1]
-        outs += [Result(size, left.get_dtype(), left.get_device()) for size in ((depth, columns), (depth,))][: 1 + summed]
+        outs += [Result(size, left.get_dtype(), left.get_device()) for size in ((depth, columns), (depth,))][
+            : 1 + summed
+        ]
         at += parse(spec).count if spec else 1
     ProductsOverRows([contiguous(one) for one in (*lefts, *reads)], outs, constants=(tuple(specs), tuple(sums)))
     return [tensor_of(out) for out in outs]
@@ -109,10 +111,20 @@ def _lower_products_over_rows(
 # On tensors of the device "meta", an op makes its results without computing them.
 
 
-def _begin_product_with_epilogue(*given: Any) -> None:
-    *before, in_place, read, spec = given
-    outs = _own.product_with_epilogue(*before, in_place, read, spec)
-    arithmetic.write_product_with_epilogue(*before, read, spec, outs)
+def _begin_product_with_epilogue(
+    left: Tensor,
+    right: Tensor,
+    other_left: Tensor | None,
+    other_right: Tensor | None,
+    added: Tensor | None,
+    relu: bool,
+    in_place: bool,
+    read: list[Tensor],
+    spec: str,
+) -> None:
+    factors = left, right, other_left, other_right
+    outs = _own.product_with_epilogue(*factors, added, relu, in_place, read, spec)
+    arithmetic.write_product_with_epilogue(*factors, added, relu, read, spec, outs)
 
 
 def _begin_products_over_rows(lefts: list[Tensor], reads: list[Tensor], specs: list[str], sums: list[bool]) -> None:

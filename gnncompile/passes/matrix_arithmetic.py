@@ -114,5 +114,3 @@ def is_matrix_arithmetic(node: fx.Node) -> bool:
         return False
     fake = value(node)
     return fake.dim() == 2 and isinstance(fake.shape[1], int) and fake.is_floating_point()
-
-

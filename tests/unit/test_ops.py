@@ -37,6 +37,12 @@ def region() -> str:
     return b.finish([Output(b.reduce("sum", b.input(0, Space.SOURCE, (1, 3), "float32")), "float32", (3,))]).spec
 
 
+def arithmetic() -> str:
+    b = Builder(Space.DESTINATION)
+    one, other = (b.input(k, Space.DESTINATION, (1, 3), "float32") for k in (0, 1))
+    return b.finish([Output(b.op("mul", one, b.op("tanh", other)), "float32", (3,))]).spec
+
+
 def distances() -> str:
     return opaque._described("distances", ())
 
@@ -57,6 +63,11 @@ CASES: dict[str, tuple[tuple[Any, ...], tuple[str, ...] | None]] = {
     "product_over_rows": ((randn(4, 2), randn(4, 3)), None),
     "product_and_sums_over_rows": ((randn(4, 2), randn(4, 3)), None),
     "two_products_over_rows": ((randn(4, 2), randn(4, 3), True, randn(4, 3), randn(4, 5), False), None),
+    "product_with_epilogue": (
+        (randn(4, 2), randn(2, 3), randn(4, 5), randn(5, 3), randn(3), True, False, [randn(4, 3)], arithmetic()),
+        None,
+    ),
+    "products_over_rows": (([randn(4, 2)], [randn(4, 3), randn(4, 3)], [arithmetic()], [True]), None),
     "sums_over_rows": ((randn(4, 2), randn(3)), None),
     "matrix_copies": (([randn(4, 3), randn(2, 5)], [3, 4, 1, 3, 0, 2, 2, 5, 1, 3], torch.bfloat16), None),
     "var_mean_over_rows": ((randn(4, 3), 1), None),

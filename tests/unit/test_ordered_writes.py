@@ -18,6 +18,8 @@ from torch_geometric.utils import scatter
 import gnncompile
 from gnncompile._compat import inductor_call
 from gnncompile.capture.backend import prepare_torch
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Space
 
 OPS = torch.ops.gnncompile
 ROWS, COLUMNS, DEPTH = 40, 8, 12
@@ -28,6 +30,21 @@ Operands = dict[str, Tensor]
 def _region(t: Operands) -> Tensor:
     return scatter(t["rows"][t["index"].flip(0)] * t["total"], t["index"], 0, ROWS, "sum")
 
+
+def _gated() -> str:
+    b = Builder(Space.DESTINATION)
+    product, gate = (b.input(k, Space.DESTINATION, (1, COLUMNS), "float32") for k in (0, 1))
+    outs = product, b.op("mul", product, b.op("sigmoid", gate))
+    return b.finish([Output(out, "float32", (COLUMNS,)) for out in outs]).spec
+
+
+def _factor() -> str:
+    b = Builder(Space.DESTINATION)
+    one, other = (b.input(k, Space.DESTINATION, (1, COLUMNS), "float32") for k in (0, 1))
+    return b.finish([Output(b.op("mul", one, b.op("tanh", other)), "float32", (COLUMNS,))]).spec
+
+
+GATED, FACTOR = _gated(), _factor()
 
 CASES: dict[str, Callable[[Operands], Tensor]] = {
     "region_kernel": _region,
@@ -48,6 +65,15 @@ CASES: dict[str, Callable[[Operands], Tensor]] = {
     "two_products_over_rows": lambda t: OPS.two_products_over_rows(
         t["wide"], t["left"], True, t["wide"] + 1, t["left"], False
     )[2],
+    "product_with_epilogue": lambda t: OPS.product_with_epilogue(
+        t["left"], t["right"], None, None, t["row"] * 2, False, False, [t["rows"] * 3], GATED
+    )[1],
+    "product_with_epilogue, in place": lambda t: OPS.product_with_epilogue(
+        t["left"], t["right"], t["left"] + 1, t["right"], t["total"] * 5, False, True, [t["rows"]], GATED
+    )[0],
+    "products_over_rows": lambda t: OPS.products_over_rows(
+        [t["wide"], t["wide"] + 2], [t["rows"] * 2, t["total"], t["left"]], [FACTOR, ""], [False, True]
+    )[0],
     "matrix_copies": lambda t: OPS.matrix_copies(
         [t["total"] * 2, t["right"]], [ROWS, COLUMNS, COLUMNS, 1, 0, COLUMNS, DEPTH, 1, COLUMNS, 0], torch.float32
     )[0],

@@ -241,7 +241,9 @@ def finish(
         half: tl.constexpr = wide // 2
         # In the layout of a product, no number is moved.
         left, right = tl.split(tl.permute(tl.reshape(total, (total.shape[0], 2, half)), (0, 2, 1)))
-        finish(left, first_ptr, second_ptr, third_ptr, out_ptr, other_out_ptr, row, start, rows, columns, EPILOGUE, MOST)
+        finish(
+            left, first_ptr, second_ptr, third_ptr, out_ptr, other_out_ptr, row, start, rows, columns, EPILOGUE, MOST
+        )
         start += half
         finish(
             right, first_ptr, second_ptr, third_ptr, out_ptr, other_out_ptr, row, start, rows, columns, EPILOGUE, MOST

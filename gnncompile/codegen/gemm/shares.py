@@ -29,8 +29,8 @@ def sum_of_share(
 ):
     """A tile of ``left.T @ right`` of one share of the rows, to the same part of ``[shares, size]``.
 
-    SUMS: behind it the sum of left's rows. FACTOR: None, or a function of :mod:`gnncompile.codegen.gemm.arithmetic` that
-    computes the right matrix, from `right_ptr` and `second_ptr`.
+    SUMS: behind it the sum of left's rows. FACTOR: None, or a function of :mod:`gnncompile.codegen.gemm.arithmetic`
+    that computes the right matrix, from `right_ptr` and `second_ptr`.
     """
     across = tl.cdiv(columns, BLOCK_COLUMNS)
     i = (tile // across) * BLOCK_DEPTH + tl.arange(0, BLOCK_DEPTH)
@@ -107,7 +107,8 @@ def over_rows(
 ):
     """``left.T @ right`` of each share of the rows: ``[rows, depth].T @ [rows, columns]``, to ``[shares, ...]``.
 
-    SUMS: behind it the sum of the left matrix's rows, ``[depth]``. FACTOR: see :func:`sum_of_share`. TWO: behind both the same of two other matrices.
+    SUMS: behind it the sum of the left matrix's rows, ``[depth]``. FACTOR: see :func:`sum_of_share`. TWO: behind both
+    the same of two other matrices.
     Widths come in units of 16 bytes or less; DEPTH, COLUMNS and ROWS are those of a tile.
     """
     depth, columns = depth_units * DEPTH_UNIT, column_units * COLUMN_UNIT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.parts import dot, once, parts
+from gnncompile.codegen.gemm.parts import dot, parts
 from gnncompile.codegen.gemm.parts import product_of_parts as gemm_of_parts
 
 BLOCK = tl.constexpr(128)

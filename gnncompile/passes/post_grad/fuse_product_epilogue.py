@@ -69,7 +69,8 @@ def _arithmetic(product: fx.Node) -> MatrixArithmetic:
 
 def _reach(product: fx.Node) -> list[fx.Node]:
     """Returns the operations that can be computed from a product and from tensors before it, in order."""
-    rows, found = _arithmetic(product), []
+    rows = _arithmetic(product)
+    found: list[fx.Node] = []
     waiting = sorted(product.users)
     while waiting and len(found) < _MOST_OPERATIONS:
         node = waiting.pop(0)

@@ -33,7 +33,7 @@ def run(graph: fx.Graph) -> None:
     found = [node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target)]
     for node in found:
         products = _products(node)
-        computed = [_computed(node, right) for _, right, _ in products]
+        computed = [_computed(right) for _, right, _ in products]
         if any(one is not None for one in computed):
             _replace(graph, node, products, computed)
 
@@ -49,11 +49,11 @@ def _products(node: fx.Node) -> list[_Product]:
     return []
 
 
-def _computed(product: fx.Node, right: fx.Node) -> tuple[list[fx.Node], str] | None:
+def _computed(right: fx.Node) -> tuple[list[fx.Node], str] | None:
     """Returns what a factor is computed from, and the region that does it; None if the factor is to be stored."""
     if not is_matrix_arithmetic(right) or not device_of(value(right).device).runs_triton:
         return None
-    if not all(user is product or _reads_as_right(user, right) for user in right.users):
+    if not all(_reads_as_right(user, right) for user in right.users):
         return None
     rows = MatrixArithmetic(value(right), MOST_OF_FACTOR if len(right.users) == 1 else 1)
     try:
