@@ -47,7 +47,7 @@ def write_product(
         relu: Whether to write zeros instead of negative values.
         out: ``[rows, columns]``, contiguous.
     """
-    if _pays(out, left.size(1)) and _can(left):
+    if pays(out, left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.by_rows((left, right), None, added, gate, relu, out)
@@ -78,7 +78,7 @@ def write_sum_of_products(
     out: Tensor,
 ) -> None:
     """Writes ``left @ right + other_left @ other_right + added``; see :func:`write_product`."""
-    if _pays(out, left.size(1) + other_left.size(1)) and _can(left):
+    if pays(out, left.size(1) + other_left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.by_rows((left, right), (other_left, other_right), added, gate, relu, out)
@@ -98,7 +98,7 @@ def write_products_of_same_rows(
         added: ``[columns]`` each, or None.
         outs: ``[rows, columns]`` each, contiguous.
     """
-    if _pays(outs[0], left.size(1)) and _can(left):
+    if pays(outs[0], left.size(1)) and _can(left):
         from gnncompile.codegen.gemm import launch
 
         launch.side_by_side(left, rights, added, outs)
@@ -168,7 +168,7 @@ def write_sums_over_rows(rows: Tensor, out: Tensor) -> None:
         torch.sum(rows, 0, out=out)
 
 
-def _pays(out: Tensor, depth: int) -> bool:
+def pays(out: Tensor, depth: int) -> bool:
     """Whether our product with a weight is faster than the library's."""
     tiles = tuning.TILES
     return out.numel() >= tiles.least_product and out.numel() * depth >= tiles.least_by_rows
@@ -187,7 +187,7 @@ def _can(left: Tensor) -> bool:
     return left.size(0) < MOST and (left.is_meta or device_of(left.device).runs_triton)
 
 
-def _product(
+def product(
     left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
 ) -> Tensor:
     """``[n, k] @ [k, m]``, plus ``[m]`` or ``[n, m]``, all of one floating dtype."""
@@ -202,7 +202,7 @@ def _fake_product(
     return left.new_empty((left.size(0), right.size(1)))
 
 
-def _sum_of_products(
+def sum_of_products(
     left: Tensor,
     right: Tensor,
     other_left: Tensor,
@@ -213,8 +213,8 @@ def _sum_of_products(
     in_place: bool,
 ) -> Tensor:
     """``[n, k] @ [k, m] + [n, j] @ [j, m]``, plus ``[m]`` or ``[n, m]``, all of one floating dtype."""
-    first = _product(left, right, added, None, False, False)
-    return _product(other_left, other_right, first, gate, relu, False)
+    first = product(left, right, added, None, False, False)
+    return product(other_left, other_right, first, gate, relu, False)
 
 
 def _fake_sum_of_products(
@@ -232,7 +232,7 @@ def _fake_sum_of_products(
 
 def _products_of_same_rows(left: Tensor, rights: list[Tensor], added: list[Tensor | None]) -> list[Tensor]:
     """``[n, k] @ [k, m]``, plus ``[m]`` where it is given, for several weights; all of one floating dtype."""
-    return [_product(left, right, row, None, False, False) for right, row in zip(rights, added, strict=True)]
+    return [product(left, right, row, None, False, False) for right, row in zip(rights, added, strict=True)]
 
 
 def _fake_products_of_same_rows(left: Tensor, rights: list[Tensor], added: list[Tensor | None]) -> list[Tensor]:
@@ -299,13 +299,13 @@ for _schema, _op, _of_fakes in (
     ("add_product(Tensor total, Tensor left, Tensor right) -> Tensor", _add_product, _fake_add_product),
     (
         "product(Tensor left, Tensor right, Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
-        _product,
+        product,
         _fake_product,
     ),
     (
         "sum_of_products(Tensor left, Tensor right, Tensor other_left, Tensor other_right, "
         "Tensor? added, Tensor? gate, bool relu, bool in_place) -> Tensor",
-        _sum_of_products,
+        sum_of_products,
         _fake_sum_of_products,
     ),
     (

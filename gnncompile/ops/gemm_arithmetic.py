@@ -53,7 +53,11 @@ def write_product_with_epilogue(
         from gnncompile.codegen.gemm import launch
 
         other = None if other_left is None or other_right is None else (other_left, other_right)
-        launch.by_rows_with_epilogue((left, right), other, added, relu, read, spec, outs)
+        if gemm.pays(outs[0], left.size(1) + (0 if other is None else other[0].size(1))):
+            launch.by_rows_with_epilogue((left, right), other, added, relu, read, spec, outs)
+        else:  # the library multiplies few rows faster
+            product = _sum(left, right, other, added, False)
+            launch.epilogue(product, relu, read, spec, outs)
         return
     made = _product_with_epilogue(left, right, other_left, other_right, added, relu, False, list(read), spec)
     for out, result in zip(outs, made, strict=True):
@@ -86,6 +90,13 @@ def write_products_over_rows(
         out.copy_(result)
 
 
+def _sum(left: Tensor, right: Tensor, other: tuple[Tensor, Tensor] | None, added: Tensor | None, relu: bool) -> Tensor:
+    """``left @ right``, plus the product of two other matrices, plus `added`."""
+    if other is None:
+        return gemm.product(left, right, added, None, relu, False)
+    return gemm.sum_of_products(left, right, *other, added, None, relu, False)
+
+
 def _computed(given: Sequence[Tensor], spec: str) -> tuple[Tensor | None, str | None]:
     return (given[1] if len(given) > 1 else None, spec) if spec else (None, None)
 
@@ -111,10 +122,8 @@ def _product_with_epilogue(
     spec: str,
 ) -> list[Tensor]:
     """The outputs of a region on ``[n, k] @ [k, m]``, on another product, and on what is added."""
-    if other_left is None or other_right is None:
-        product = gemm._product(left, right, added, None, relu, False)
-    else:
-        product = gemm._sum_of_products(left, right, other_left, other_right, added, None, relu, False)
+    other = None if other_left is None or other_right is None else (other_left, other_right)
+    product = _sum(left, right, other, added, relu)
     return reference.run_rows(parse(spec), [product, *read], left.size(0), left.device)
 
 

@@ -251,3 +251,23 @@ def test_other_kernels_write_the_same(rows: int, monkeypatch: pytest.MonkeyPatch
     out = torch.full((20, 36), NAN, device=DEVICE)
     gemm_arithmetic.write_products_over_rows([left], both, [factor.spec(36, torch.float32)], [False], [out])
     torch.testing.assert_close(out, left.t() @ (both[0] / both[1].exp()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("other", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_few_rows_are_multiplied_by_the_library(other: bool, added: bool, monkeypatch: pytest.MonkeyPatch):
+    """An epilogue follows in our kernel."""
+    torch.manual_seed(0)
+    tune(monkeypatch, least_product=10**6)
+    program = PROGRAMS["the product, and a gated sum"]
+    factors: list[Tensor | None] = [torch.randn(size, device=DEVICE) for size in ((40, 20), (20, 36))]
+    factors += [torch.randn(size, device=DEVICE) if other else None for size in ((40, 50), (50, 36))]
+    given = torch.randn(36, device=DEVICE) if added else None
+    read = program.tensors(40, 36, torch.float32)
+    outs = [torch.full((40, 36), NAN, device=DEVICE) for _ in range(2)]
+    left, right, *others = (None if one is None else one.double() for one in factors)
+    product = left @ right + (others[0] @ others[1] if other else 0) + (0 if given is None else given.double())
+    spec = program.spec(36, torch.float32)
+    gemm_arithmetic.write_product_with_epilogue(*factors, given, True, read, spec, outs)  # type: ignore[arg-type]
+    for one, expected in zip(outs, program.run(product.relu(), *(t.double() for t in read)), strict=True):
+        torch.testing.assert_close(one.double(), expected, rtol=1e-5, atol=1e-5)

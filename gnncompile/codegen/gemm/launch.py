@@ -79,6 +79,12 @@ def by_rows_with_epilogue(
     _launch_by_rows(factors, added, ends, filled, outs[0])
 
 
+def epilogue(matrix: Tensor, relu: bool, read: Sequence[Tensor], spec: str, outs: Sequence[Tensor]) -> None:
+    """Writes the results of an epilogue on a matrix, ``[rows, columns]``: see :func:`by_rows_with_epilogue`."""
+    nothing = matrix.new_empty((matrix.size(0), 0)), matrix.new_empty((0, matrix.size(1)))
+    by_rows_with_epilogue(nothing, None, matrix, relu, read, spec, outs)
+
+
 def _launch_by_rows(
     factors: Sequence[Factors],
     added: Tensor | None,

@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import fx
 
+from gnncompile import tuning
 from gnncompile.codegen.gemm import MOST_OF_FACTOR
-from gnncompile.device import device_of
+from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import drop_with_operands, own, value
 from gnncompile.passes.matrix_arithmetic import MatrixArithmetic, is_matrix_arithmetic
 from gnncompile.passes.pointwise import NotFusable
@@ -33,7 +34,7 @@ def run(graph: fx.Graph) -> None:
     found = [node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target)]
     for node in found:
         products = _products(node)
-        computed = [_computed(right) for _, right, _ in products]
+        computed = [_computed(right) if _is_ours(products) else None for _, right, _ in products]
         if any(one is not None for one in computed):
             _replace(graph, node, products, computed)
 
@@ -47,6 +48,14 @@ def _products(node: fx.Node) -> list[_Product]:
     if node.target is own.two_products_over_rows.default:
         return [args[:3], args[3:]]
     return []
+
+
+def _is_ours(products: list[_Product]) -> bool:
+    """Whether our kernels compute products, and not the library, which is faster for some widths in 16 bits."""
+    left, right, sums = products[0]
+    if sums or len(products) > 1 or value(left).dtype not in HALVES:
+        return True
+    return tuning.HALF_PRODUCTS.pays_alone(value(left).shape[1], value(right).shape[1])
 
 
 def _computed(right: fx.Node) -> tuple[list[fx.Node], str] | None:
