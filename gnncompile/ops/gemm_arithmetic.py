@@ -42,7 +42,7 @@ def write_product_with_epilogue(
         other_left: The factors of a second product, or None.
         other_right: See `other_left`.
         added: ``[columns]`` or ``[rows, columns]``, contiguous, or None; may be the first of `outs`.
-        relu: Whether the region takes zeros in place of negative sums.
+        relu: Whether a ReLU comes between the sum and the region.
         read: The other tensors of the region, contiguous.
         spec: The region.
         outs: ``[rows, columns]`` each, contiguous.

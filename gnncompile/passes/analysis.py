@@ -196,12 +196,14 @@ def drop_unused(graph: fx.Graph) -> None:
 
 def drop_with_operands(graph: fx.Graph, node: fx.Node) -> None:
     """Removes a node without users, and all pure operations before it that then have no users either."""
-    if node.users or node.op != "call_function" or mutates(node) or node.is_impure():
-        return
-    operands = node.all_input_nodes
-    graph.erase_node(node)
-    for operand in operands:
-        drop_with_operands(graph, operand)
+    todo, dropped = [node], set()
+    while todo:
+        one = todo.pop()
+        if one in dropped or one.users or one.op != "call_function" or mutates(one) or one.is_impure():
+            continue
+        todo += one.all_input_nodes
+        dropped.add(one)
+        graph.erase_node(one)
 
 
 def _updates_statistics(node: fx.Node) -> bool:

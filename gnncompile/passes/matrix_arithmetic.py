@@ -18,6 +18,10 @@ from gnncompile.passes.row_arithmetic import RowArithmetic
 
 _MOST_NODES = 64
 """Most nodes of a region."""
+_DEEPEST = 24
+"""Most operations that are computed one from the other."""
+_MOST_STEPS = 256
+"""Most operations that are tried, those that turn out not to fit included."""
 _VIEWS = {aten.permute.default, aten.t.default, aten.detach.default}
 _LIBRARY = {aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default}
 
@@ -34,6 +38,7 @@ class MatrixArithmetic(RowArithmetic):
     def __init__(self, like: torch.Tensor, most: int, before: fx.Node | None = None) -> None:
         super().__init__(Builder(Space.DESTINATION), like, (1, int(like.shape[1])))
         self.most, self.before = most, before
+        self._depth, self._steps = 0, 0
 
     def read_first(self, product: fx.Node) -> int:
         """Makes a product the region's first tensor, and returns its node."""
@@ -43,26 +48,38 @@ class MatrixArithmetic(RowArithmetic):
     def compute(self, node: fx.Node) -> int:
         """Returns the region node of an operation. Raises NotFusable, without changes, if the region can't hold it."""
         before = dict(self.values)
+        if self._depth == _DEEPEST or self._steps == _MOST_STEPS:
+            raise NotFusable("it is too long")
+        self._depth, self._steps = self._depth + 1, self._steps + 1
         try:
             return super().compute(node)
         except NotFusable:
             self.values = before
             raise
+        finally:
+            self._depth -= 1
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """Returns the region node of an operand. Arithmetic is computed again unless that takes more tensors."""
+        """Returns the region node of an operand.
+
+        Arithmetic is computed again, from what it is made of. A result of arithmetic that lies in memory in any case
+        is read instead if computing it again would take more than one tensor that the region does not read yet.
+        """
         if not is_tensor(arg) or arg in self.values or not self.computable(arg):
             return super().operand(arg, of, slots, strict)
         most, lies = self.most, is_stored(arg) and self._is_early(arg)
         self.most = min(most, len(self.tensors) + 1) if lies else most
         try:
-            self.values[arg] = self.compute(arg)
+            at = self.compute(arg)
         except NotFusable:
             if not lies:
                 raise
+            self.most = most
+            at = self.input(arg)
         finally:
             self.most = most
-        return self.values[arg] if arg in self.values else self.input(arg)
+        self.values[arg] = at
+        return at
 
     def input(self, node: fx.Node) -> int:
         """Returns the region node that reads a tensor."""
@@ -75,7 +92,11 @@ class MatrixArithmetic(RowArithmetic):
         return super().input(node)
 
     def finish(self, nodes: list[fx.Node]) -> Region | None:
-        """Returns the region whose outputs are nodes that it holds; None if its kernels would round unlike others."""
+        """Returns the region whose outputs are nodes that it holds; None if its values must round as in other kernels.
+
+        They must where values are compared for equality, and where equal products are subtracted from one another: see
+        :attr:`gnncompile.ir.region.Region.exact` and ``contracts``.
+        """
         columns = self.shape[1]
         outputs = [Output(self.values[node], storage_type(value(node).dtype), (columns,)) for node in nodes]
         region = self.builder.finish(outputs)

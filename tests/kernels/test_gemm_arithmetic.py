@@ -160,8 +160,8 @@ def test_results_of_another_dtype():
     h, out = torch.randn(70, 48, device=DEVICE), torch.full((70, 48), NAN, device=DEVICE)
     spec = program.spec(48, torch.float32, [torch.bfloat16, torch.float32])
     gemm_arithmetic.write_product_with_epilogue(left, right, None, None, None, False, [h], spec, [out])
-    (expected,) = program.run(left.double() @ right.double(), h.double())
-    assert (out.double() - expected).norm() <= 1e-5 * expected.norm()
+    (expected,) = program.run((left.double() @ right.double()).bfloat16().double(), h.double())
+    assert (out.double() - expected).norm() <= 1e-3 * expected.norm()  # a few sums in float32 are rounded the other way
 
 
 def _quotient(b: Builder, x: int, y: int) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -115,6 +117,32 @@ def test_nothing_but_products_is_left(on_tensor_cores: None):
     assert sum(body.count("write_products_over_rows(") for body in bodies) > 0
 
 
+STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": lambda h: torch.floor(h * 2),
+    "hardshrink": nn.functional.hardshrink,
+    "threshold": lambda h: torch.where(h > 0.5, h, h * 0.1),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_fall_where_the_backward_finds_them(name: str, on_tensor_cores: None):
+    """The backward reads the product from memory, rounded to 16 bits. So the forward has to round it too."""
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 16).to(DEVICE, torch.bfloat16)
+
+    def run(x: Tensor) -> Tensor:
+        return nn.functional.linear(STEPS[name](layer(x)) * x, torch.eye(16, dtype=x.dtype, device=x.device))
+
+    found = []
+    for one in (gnncompile.compile(run), run):
+        torch.manual_seed(1)
+        x = torch.randn(2000, 16, device=DEVICE).bfloat16().requires_grad_()
+        out = one(x)
+        found.append((out, *torch.autograd.grad(out.float().sum(), x)))
+    for ours, torchs in zip(*found, strict=True):
+        assert not ((ours - torchs).abs() > 0.02 * torchs.abs() + 1e-2).any()
+
+
 # -- one graph at a time ----------------------------------------------------------------------------------------------
 
 
@@ -171,10 +199,39 @@ def a_long_sum(x: Tensor, w: Tensor) -> list[Tensor]:
     return [_product(x, w) + others[0] + others[1] + others[2] + others[3] + others[4] + others[5]]
 
 
+def a_long_chain(x: Tensor, w: Tensor) -> list[Tensor]:
+    p = _product(x, w)
+    for _ in range(500):
+        p = p * 1.001
+    return [p]
+
+
+def times_a_long_chain(x: Tensor, w: Tensor) -> list[Tensor]:
+    """As unrolled loops write them: more operations than Python's stack holds calls."""
+    h = x
+    for _ in range(1500):
+        h = h * 1.001
+    return [_product(_product(x, w) * h, w)]
+
+
 def in_place_of_a_sum(x: Tensor, w: Tensor) -> list[Tensor]:
     total = own.product(x, w, None, None, False, False)
     p = own.product(x, w * 2, total, None, False, True)
     return [p.tanh(), _product(p, w)]
+
+
+def of_what_it_adds(x: Tensor, w: Tensor) -> list[Tensor]:
+    """The sum that is added is an operand of the arithmetic as well, so nothing is written in its place."""
+    total = own.product(x, w, None, None, False, False)
+    p = own.product(x, w * 2, total, None, False, True)
+    return [_product(p * (total * 2), w)]
+
+
+def ordered(x: Tensor, w: Tensor) -> list[Tensor]:
+    """Sums that only run after the product do not read it."""
+    p = _product(x, w)
+    total = own.sums_over_rows(x, p)
+    return [total, _product(p.tanh(), w)]
 
 
 def gated(x: Tensor, w: Tensor) -> list[Tensor]:
@@ -196,7 +253,11 @@ EPILOGUES = {
     equality: 0,
     five_results: 1,
     a_long_sum: 1,
+    a_long_chain: 1,
+    times_a_long_chain: 0,
     in_place_of_a_sum: 1,
+    of_what_it_adds: 1,
+    ordered: 1,
     gated: 0,
 }
 """Functions of rows and weights, and how many products with an epilogue they get."""
@@ -223,12 +284,49 @@ def test_a_result_lies_where_the_sum_was(on_tensor_cores: None):
     assert node.args[6] is True
 
 
+def test_what_is_read_is_not_overwritten(on_tensor_cores: None):
+    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
+    gm = make_fx(of_what_it_adds, tracing_mode="fake")(x, w)
+    fuse_product_epilogue.run(gm.graph)
+    (node,) = _nodes(gm, own.product_with_epilogue.default)
+    assert node.args[4] in node.args[7]
+    assert node.args[6] is False
+
+
+def test_who_only_waits_gets_no_matrix(on_tensor_cores: None):
+    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
+    gm = make_fx(ordered, tracing_mode="fake")(x, w)
+    fuse_product_epilogue.run(gm.graph)
+    (node,) = _nodes(gm, own.product_with_epilogue.default)
+    assert len(node.meta["val"]) == 1
+
+
+def test_many_products(on_tensor_cores: None):
+    """The time grows with the number of products, not with its square."""
+
+    def many(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(600):
+            x = _product(x, w).tanh()
+        return x
+
+    gm = make_fx(many, tracing_mode="fake")(torch.randn(80, 16, device=DEVICE), torch.eye(16, device=DEVICE))
+    begin = time.perf_counter()
+    fuse_product_epilogue.run(gm.graph)
+    assert time.perf_counter() - begin < 5.0  # 0.5 s; 5 s if each looks at the whole graph
+    assert len(_nodes(gm, own.product_with_epilogue.default)) == 600
+
+
 def silu_of_rows(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
     return [own.product_over_rows(dy, h * h.sigmoid())]
 
 
 def silu_of_rows_and_sums(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
     return list(own.product_and_sums_over_rows(dy, (h * h.sigmoid()) * g))
+
+
+def read_twice_in_one_branch(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
+    t = h * 2 + 1
+    return [own.product_over_rows(dy, t.sigmoid() * t)]
 
 
 def two_of_them(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
@@ -260,6 +358,22 @@ def of_three(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
     return [own.product_over_rows(dy, (h * g).tanh() * dy)]
 
 
+def of_a_long_chain(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
+    a = h
+    for _ in range(1500):
+        a = a * 1.001
+    return [own.product_over_rows(dy, a)]
+
+
+def of_values_that_lie_in_memory(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
+    """Each is computed from the one before, which it reads twice, and from another matrix."""
+    a, found = h, []
+    for k in range(30):
+        a = (a * (a + g) * dy).tanh()
+        found.append(own.product_over_rows(g * k, a))
+    return [*found, a * 2]
+
+
 def of_rows_alone(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
     """Of a value that Inductor would have to store for it."""
     return [own.product_over_rows(dy, h / h.square().sum(1, True).sqrt())]
@@ -268,6 +382,7 @@ def of_rows_alone(dy: Tensor, h: Tensor, g: Tensor) -> list[Tensor]:
 FACTORS = {
     silu_of_rows: 1,
     silu_of_rows_and_sums: 1,
+    read_twice_in_one_branch: 1,
     two_of_them: 1,
     read_twice: 2,
     of_two_read_twice: 0,
@@ -275,6 +390,8 @@ FACTORS = {
     on_the_left: 0,
     of_three: 0,
     of_rows_alone: 0,
+    of_a_long_chain: 0,
+    of_values_that_lie_in_memory: 0,
 }
 
 
@@ -283,7 +400,9 @@ def test_factors(function: Callable[..., list[Tensor]], on_tensor_cores: None):
     torch.manual_seed(0)
     given = [torch.randn(80, 16, device=DEVICE) for _ in range(3)]
     gm = make_fx(function, tracing_mode="fake")(*given)
-    fuse_product_factor.run(gm.graph)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of nodes that are erased twice
+        fuse_product_factor.run(gm.graph)
     gm.graph.lint()
     gm.recompile()
     for one, other in zip(gm(*given), function(*given), strict=True):

@@ -64,13 +64,15 @@ def _module(name: str, parameters: str, lines: list[str]) -> str:
 def _statements(region: Region, pointers: list[str]) -> list[str]:
     """Returns the statements that compute all values of a region, given the pointers to its tensors.
 
-    A tensor without a pointer is the tile of the product.
+    A tensor without a pointer is the tile of the product. A product of 16 bits is rounded as it would be in memory: a
+    step (``floor(x)``, ``x > 0.5``) must fall where a backward finds it that reads the stored product.
     """
     lines = []
     for at, node in enumerate(region.nodes):
         if node.op == "input":
             pointer = pointers[int(node.value or 0)]
-            lines.append(f"v{at} = {_load(node, pointer) if pointer else 'product'}")
+            rounded = f"product.to(tl.{node.dtype}).to(tl.float32)"
+            lines.append(f"v{at} = {_load(node, pointer) if pointer else rounded}")
         elif node.op != "const":
             given = pointwise_arguments(region, node, lambda i, bare: _operand(region, i, bare))
             lines.append(f"v{at} = {pointwise_text(region, node, given)}")

@@ -68,7 +68,7 @@ def by_rows_with_epilogue(
         one: The factors of the product.
         other: The factors of a second product, or None.
         added: What is added to the products; may be the first of `outs`.
-        relu: Whether the epilogue takes zeros in place of negative sums.
+        relu: Whether a ReLU comes before the epilogue.
         read: Up to :data:`gnncompile.codegen.gemm.MOST_READ` tensors that the epilogue reads, contiguous.
         spec: The region of the epilogue. Its first tensor is the sum of the products and `added`.
         outs: Up to :data:`gnncompile.codegen.gemm.MOST_WRITTEN` results, ``[rows, columns]``, contiguous.
@@ -80,7 +80,10 @@ def by_rows_with_epilogue(
 
 
 def epilogue(matrix: Tensor, relu: bool, read: Sequence[Tensor], spec: str, outs: Sequence[Tensor]) -> None:
-    """Writes the results of an epilogue on a matrix, ``[rows, columns]``: see :func:`by_rows_with_epilogue`."""
+    """Writes the results of an epilogue on a matrix, ``[rows, columns]``: see :func:`by_rows_with_epilogue`.
+
+    The kernel of products does it: the matrix is added to the product of two matrices without columns and rows.
+    """
     nothing = matrix.new_empty((matrix.size(0), 0)), matrix.new_empty((0, matrix.size(1)))
     by_rows_with_epilogue(nothing, None, matrix, relu, read, spec, outs)
 

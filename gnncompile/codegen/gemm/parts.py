@@ -5,9 +5,9 @@ bfloat16 numbers, up to half of its last bit: ``x = high + middle + low``. Each 
 the remainder that the earlier parts leave. The product of two such sums has nine terms, and the six largest are
 computed. The other three are smaller than the rounding of a float32 product.
 
-A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so these sums are kept short and
-added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of a product
-computed in float32.
+A product of two bfloat16 numbers is exact. Tensor cores round their sums towards zero, so sums of the largest terms are
+kept short and added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of
+a product computed in float32.
 
 Source: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
@@ -86,6 +86,7 @@ def once(x):
 def plus_parts(total, small, a_high, a_middle, a_low, b_high, b_middle, b_low):
     """Sums to which a product of float32 matrices in parts is added; :func:`sum_of_terms` is their result.
 
+    This is for sums of many products. :func:`product_of_parts` is for single ones, and needs no second sum.
     The largest term goes to `total`, in float32. The others, at most 2^-8 of it, go to `small`, on the tensor cores.
     Without :func:`once`, Triton would add the largest there as well.
     """

@@ -17,7 +17,8 @@ from torch import fx
 
 from gnncompile.codegen.gemm import MOST_READ, MOST_WRITTEN
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import alike, drop_unused, own, same_shape, value
+from gnncompile.ops.gemm import only_follows
+from gnncompile.passes.analysis import alike, drop_with_operands, own, same_shape, value
 from gnncompile.passes.matrix_arithmetic import MatrixArithmetic, is_stored
 from gnncompile.passes.pointwise import NotFusable
 
@@ -29,7 +30,8 @@ class _Choice(NamedTuple):
     """What a product computes.
 
     Attributes:
-        saved: How many matrices less are written or read.
+        saved: How many matrices less are written or read. Inductor's kernel would read the product: that is one. If
+            nobody else reads it, it is not written either. A result that Inductor would not write is one more.
         taken: The operations.
         outs: Those whose results are written, after the product itself if others read it.
     """
@@ -43,8 +45,14 @@ def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     for target in (own.product.default, own.sum_of_products.default):
         for product in graph.find_nodes(op="call_function", target=target):
-            if device_of(value(product).device).runs_triton and product.args[-3] is None:
+            if device_of(value(product).device).runs_triton and _ends(product)[1] is None:
                 _extend(graph, product)
+
+
+def _ends(product: fx.Node) -> tuple[Any, Any, bool, bool]:
+    """Returns what a product adds, its gate, whether it has a ReLU, and whether it is written to what it adds."""
+    added, gate, relu, in_place = product.args[-4:]
+    return added, gate, relu, in_place  # type: ignore[return-value]
 
 
 def _extend(graph: fx.Graph, product: fx.Node) -> None:
@@ -96,20 +104,22 @@ def _choice(product: fx.Node, taken: list[fx.Node]) -> _Choice | None:
 
 
 def _is_read_outside(node: fx.Node, taken: Sequence[fx.Node]) -> bool:
-    return any(user not in taken for user in node.users)
+    return any(user not in taken and not only_follows(user, node) for user in node.users)
 
 
 def _replace(graph: fx.Graph, product: fx.Node, best: _Choice, read: list[fx.Node], spec: str) -> None:
-    args: Any = product.args
-    *factors, added, _, relu, in_place = args
-    factors += [None] * (4 - len(factors))
-    in_place = in_place and alike(added, best.outs[0])
+    factors: list[Any] = [*product.args[:-4], *[None] * (8 - len(product.args))]
+    added, _, relu, in_place = _ends(product)
+    in_place = in_place and alike(added, best.outs[0]) and added not in read
     with graph.inserting_before(product):
         given = (*factors, added, relu, in_place, read, spec)
         call = graph.call_function(own.product_with_epilogue.default, given)
         call.meta["val"] = [value(out) for out in best.outs]
-        for k, out in enumerate(best.outs):
-            made = graph.call_function(operator.getitem, (call, k))
-            made.meta = out.meta
-            out.replace_all_uses_with(made, delete_user_cb=lambda user: user not in best.taken)
-    drop_unused(graph)
+        made = [graph.call_function(operator.getitem, (call, k)) for k in range(len(best.outs))]
+    for one, out in zip(made, best.outs, strict=True):
+        one.meta = out.meta
+        out.replace_all_uses_with(one, delete_user_cb=lambda user: user not in best.taken)
+    for user in [user for user in product.users if only_follows(user, product)]:
+        user.replace_input_with(product, made[0])
+    for node in reversed(best.taken):
+        drop_with_operands(graph, node)
