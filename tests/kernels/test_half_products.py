@@ -195,7 +195,7 @@ def test_many_rows(depth: int, columns: int, dtype: torch.dtype):
     other = _matrix(dtype, rows, columns)
     both = [OverRows(x, left, _empty(dtype, columns, depth), _empty(dtype, columns)) for x in (gate, other)]
     launch.over_rows(*both)
-    for x, right, out, sums in both:
+    for x, right, out, sums, *_ in both:
         _check(out, x.double().t() @ right.double(), x.double().abs().t() @ right.double().abs())
         _check(sums, x.double().sum(0), x.double().abs().sum(0))
 
