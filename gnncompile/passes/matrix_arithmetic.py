@@ -108,9 +108,7 @@ class MatrixArithmetic(RowArithmetic):
 
 
 def is_stored(node: fx.Node) -> bool:
-    """Whether a tensor lies in memory as itself, whatever Inductor fuses: an input, or what a kernel of another library
-    makes or reads.
-    """
+    """Whether a tensor lies in memory whatever Inductor fuses: an input, or what kernels that it calls make or read."""
     if node.op == "placeholder" or _has_kernel(node):
         return True
     return any(user.op == "output" or _has_kernel(user) for user in _readers(node))
