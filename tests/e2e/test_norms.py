@@ -153,3 +153,17 @@ def test_no_rows_of_a_padded_batch(number: int, device: str):
         torch.testing.assert_close(ours.grad, eager.grad)
     torch.testing.assert_close(norm.running_mean, alone.running_mean)
     torch.testing.assert_close(norm.running_var, alone.running_var)
+
+
+def test_a_gradient_is_rounded_once_where_float32_becomes_float64():
+    """Several regions read the same rows in float64. Their gradients are added up before they are rounded."""
+    torch.manual_seed(0)
+    norm, batch = pyg.InstanceNorm(4, affine=True).double(), torch.zeros(6, dtype=torch.long)
+    weights = torch.arange(24.0, dtype=torch.float64).reshape(6, 4).cos()
+
+    def run(x: Tensor) -> Tensor:
+        return (norm(x.float().double(), batch) * weights).sum()
+
+    x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(6, 4).sin().requires_grad_()
+    ours, torchs = (torch.autograd.grad(one(x), x)[0] for one in (gnncompile.compile(run), run))
+    torch.testing.assert_close(ours, torchs, rtol=1e-12, atol=1e-12)
