@@ -12,15 +12,18 @@ read. See :mod:`gnncompile.ops.gemm` for the products, and :mod:`gnncompile.code
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from gnncompile.device import device_of
 from gnncompile.ir import reference
-from gnncompile.ir.region import Region, parse
+from gnncompile.ir.region import parse
 from gnncompile.ops import gemm
 from gnncompile.ops.gemm import LIBRARY, MOST
+
+T = TypeVar("T")
 
 
 def write_product_with_epilogue(
@@ -82,7 +85,7 @@ def write_products_over_rows(
         results = iter(outs)
         products = [
             launch.OverRows(left, given[0], next(results), next(results) if summed else None, *_computed(given, spec))
-            for left, given, spec, summed in zip(lefts, _by_product(reads, specs), specs, sums, strict=True)
+            for left, given, spec, summed in zip(lefts, by_product(reads, specs), specs, sums, strict=True)
         ]
         launch.over_rows(*products)
         return
@@ -101,13 +104,18 @@ def _computed(given: Sequence[Tensor], spec: str) -> tuple[Tensor | None, str | 
     return (given[1] if len(given) > 1 else None, spec) if spec else (None, None)
 
 
-def _by_product(reads: Sequence[Tensor], specs: Sequence[str]) -> Iterator[Sequence[Tensor]]:
+def by_product(reads: Sequence[T], specs: Sequence[str]) -> Iterator[Sequence[T]]:
     """Yields what each right matrix is computed from."""
     at = 0
     for spec in specs:
         count = parse(spec).count if spec else 1
         yield reads[at : at + count]
         at += count
+
+
+def columns(spec: str) -> int:
+    """Returns the number of columns of the right matrix that a region computes."""
+    return parse(spec).outputs[0].trailing[0]
 
 
 def _product_with_epilogue(
@@ -145,7 +153,7 @@ def _fake_product_with_epilogue(
 def _products_over_rows(lefts: list[Tensor], reads: list[Tensor], specs: list[str], sums: list[bool]) -> list[Tensor]:
     """``[n, k].T @ [n, m]`` for each left matrix, followed by ``[n, k].sum(0)`` if its flag is set."""
     results = []
-    for left, given, spec, summed in zip(lefts, _by_product(reads, specs), specs, sums, strict=True):
+    for left, given, spec, summed in zip(lefts, by_product(reads, specs), specs, sums, strict=True):
         right = reference.run_rows(parse(spec), given, left.size(0), left.device)[0] if spec else given[0]
         results += [left.t() @ right, left.sum(0)] if summed else [left.t() @ right]
     return results
@@ -155,15 +163,10 @@ def _fake_products_over_rows(
     lefts: list[Tensor], reads: list[Tensor], specs: list[str], sums: list[bool]
 ) -> list[Tensor]:
     results = []
-    for left, given, spec, summed in zip(lefts, _by_product(reads, specs), specs, sums, strict=True):
-        columns = _columns(parse(spec)) if spec else given[0].size(1)
-        results.append(left.new_empty((left.size(1), columns)))
+    for left, given, spec, summed in zip(lefts, by_product(reads, specs), specs, sums, strict=True):
+        results.append(left.new_empty((left.size(1), columns(spec) if spec else given[0].size(1))))
         results += [left.new_empty(left.size(1))] if summed else []
     return results
-
-
-def _columns(region: Region) -> int:
-    return region.outputs[0].trailing[0]
 
 
 for _schema, _op, _of_fakes in (

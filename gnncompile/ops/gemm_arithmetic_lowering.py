@@ -96,14 +96,12 @@ def _ready(tensor: Any, how: Any) -> Any:
 def _lower_products_over_rows(
     lefts: Sequence[Any], reads: Sequence[Any], specs: Sequence[str], sums: Sequence[bool]
 ) -> list[Any]:
-    outs, at = [], 0
-    for left, spec, summed in zip(lefts, specs, sums, strict=True):
-        columns = parse(spec).outputs[0].trailing[0] if spec else reads[at].get_size()[1]
+    outs = []
+    for left, given, spec, summed in zip(lefts, arithmetic.by_product(reads, specs), specs, sums, strict=True):
+        columns = arithmetic.columns(spec) if spec else given[0].get_size()[1]
         depth = left.get_size()[1]
-        outs += [Result(size, left.get_dtype(), left.get_device()) for size in ((depth, columns), (depth,))][
-            : 1 + summed
-        ]
-        at += parse(spec).count if spec else 1
+        sizes = [(depth, columns), (depth,)] if summed else [(depth, columns)]
+        outs += [Result(size, left.get_dtype(), left.get_device()) for size in sizes]
     ProductsOverRows([contiguous(one) for one in (*lefts, *reads)], outs, constants=(tuple(specs), tuple(sums)))
     return [tensor_of(out) for out in outs]
 

@@ -194,9 +194,9 @@ def drop_unused(graph: fx.Graph) -> None:
     graph.eliminate_dead_code(lambda node: mutates(node) or _updates_statistics(node) or node.is_impure())
 
 
-def drop_with_operands(graph: fx.Graph, node: fx.Node) -> None:
-    """Removes a node without users, and all pure operations before it that then have no users either."""
-    todo, dropped = [node], set()
+def drop_with_operands(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Removes pure operations without users, from the last of `nodes` on, and operands that then have none either."""
+    todo, dropped = list(nodes), set()
     while todo:
         one = todo.pop()
         if one in dropped or one.users or one.op != "call_function" or mutates(one) or one.is_impure():
@@ -391,6 +391,17 @@ def is_pointwise(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return node.target is torch.ops.prims.convert_element_type.default or torch.Tag.pointwise in node.target.tags
+
+
+_LIBRARY = {aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default}
+
+
+def has_kernel(node: fx.Node) -> bool:
+    """Whether Inductor calls a kernel for a node, of ours or of a library for products, and fuses nothing with it."""
+    made_by: Any = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(made_by.target, torch._ops.OpOverload) or made_by.target is own.rounded.default:  # arithmetic
+        return False
+    return made_by.target.namespace == "gnncompile" or made_by.target in _LIBRARY
 
 
 def readers(node: fx.Node, views: Callable[[fx.Node], bool]) -> Iterator[tuple[Any, fx.Node]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import aten, depends_on_chance, is_pointwise, is_tensor, value
+from gnncompile.passes.analysis import aten, has_kernel, is_tensor, readers, value
 from gnncompile.passes.pointwise import NotFusable, Slots
 from gnncompile.passes.row_arithmetic import RowArithmetic
 
@@ -23,7 +22,6 @@ _DEEPEST = 24
 _MOST_STEPS = 256
 """Most operations that are tried, those that turn out not to fit included."""
 _VIEWS = {aten.permute.default, aten.t.default, aten.detach.default}
-_LIBRARY = {aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default}
 
 
 class MatrixArithmetic(RowArithmetic):
@@ -109,27 +107,10 @@ class MatrixArithmetic(RowArithmetic):
 
 def is_stored(node: fx.Node) -> bool:
     """Whether a tensor lies in memory whatever Inductor fuses: an input, or what kernels that it calls make or read."""
-    if node.op == "placeholder" or _has_kernel(node):
+    if node.op == "placeholder" or has_kernel(node):
         return True
-    return any(user.op == "output" or _has_kernel(user) for user in _readers(node))
+    return any(user.op == "output" or has_kernel(user) for user, _ in readers(node, _views))
 
 
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """Returns the nodes that read a tensor or its transpose."""
-    return [one for user in node.users for one in (_readers(user) if user.target in _VIEWS else [user])]
-
-
-def _has_kernel(node: fx.Node) -> bool:
-    """Whether Inductor calls a kernel for a node that it fuses nothing with."""
-    made_by: Any = node.args[0] if node.target is operator.getitem else node
-    if made_by.target in _LIBRARY:
-        return True
-    return isinstance(made_by.target, torch._ops.OpOverload) and made_by.target.namespace == "gnncompile"
-
-
-def is_matrix_arithmetic(node: fx.Node) -> bool:
-    """Whether a node is arithmetic whose result is a matrix of floating-point numbers of a known width."""
-    if not is_pointwise(node) or not is_tensor(node) or depends_on_chance(node):
-        return False
-    fake = value(node)
-    return fake.dim() == 2 and isinstance(fake.shape[1], int) and fake.is_floating_point()
+def _views(node: fx.Node) -> bool:
+    return node.target in _VIEWS

@@ -132,7 +132,7 @@ def _cast(region: Operands, node: fx.Node, slots: Slots, strict: bool) -> int:
         raise NotFusable("it converts to an integer type or another device")
     if before == torch.float64 and after != torch.float64:
         raise NotFusable(f"it rounds float64 values to {after}")  # a region computes in float64
-    if after == torch.float64 and before in (torch.float32, torch.float16, torch.bfloat16):
+    if after == torch.float64 and before.is_floating_point and before != after:
         # The gradients of all readers are added up in float64, and rounded once.
         raise NotFusable(f"its gradient rounds float64 values to {before}")
     lowered = region.operand(inner, node, slots, strict)

@@ -172,10 +172,6 @@ def a_tensor_that_comes_later(x: Tensor, w: Tensor) -> list[Tensor]:
     return [_product(p * p.sum(0), w)]
 
 
-def a_random_mask(x: Tensor, w: Tensor) -> list[Tensor]:
-    return [_product(torch.ops.aten.bernoulli.p(_product(x, w), 0.5) * _product(x, w), w)]
-
-
 def a_comparison(x: Tensor, w: Tensor) -> list[Tensor]:
     """A mask is no result of a product."""
     p = _product(x, w)
@@ -259,6 +255,7 @@ EPILOGUES = {
     of_what_it_adds: 1,
     ordered: 1,
     gated: 0,
+    transposed: 0,
 }
 """Functions of rows and weights, and how many products with an epilogue they get."""
 
@@ -267,36 +264,28 @@ EPILOGUES = {
 def test_epilogues(function: Callable[..., list[Tensor]], on_tensor_cores: None):
     torch.manual_seed(0)
     x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE) / 4
-    gm = make_fx(function, tracing_mode="fake")(x, w)
-    fuse_product_epilogue.run(gm.graph)
-    gm.graph.lint()
-    gm.recompile()
-    for one, other in zip(gm(x, w), function(x, w), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    gm = _same_after(fuse_product_epilogue.run, function, x, w)
     assert len(_nodes(gm, own.product_with_epilogue.default)) == EPILOGUES[function]
 
 
 def test_a_result_lies_where_the_sum_was(on_tensor_cores: None):
-    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
-    gm = make_fx(in_place_of_a_sum, tracing_mode="fake")(x, w)
-    fuse_product_epilogue.run(gm.graph)
+    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE) / 4
+    gm = _same_after(fuse_product_epilogue.run, in_place_of_a_sum, x, w)
     (node,) = _nodes(gm, own.product_with_epilogue.default)
     assert node.args[6] is True
 
 
 def test_what_is_read_is_not_overwritten(on_tensor_cores: None):
-    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
-    gm = make_fx(of_what_it_adds, tracing_mode="fake")(x, w)
-    fuse_product_epilogue.run(gm.graph)
+    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE) / 4
+    gm = _same_after(fuse_product_epilogue.run, of_what_it_adds, x, w)
     (node,) = _nodes(gm, own.product_with_epilogue.default)
     assert node.args[4] in node.args[7]
     assert node.args[6] is False
 
 
 def test_who_only_waits_gets_no_matrix(on_tensor_cores: None):
-    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE)
-    gm = make_fx(ordered, tracing_mode="fake")(x, w)
-    fuse_product_epilogue.run(gm.graph)
+    x, w = torch.randn(80, 16, device=DEVICE), torch.randn(16, 16, device=DEVICE) / 4
+    gm = _same_after(fuse_product_epilogue.run, ordered, x, w)
     (node,) = _nodes(gm, own.product_with_epilogue.default)
     assert len(node.meta["val"]) == 1
 
@@ -399,15 +388,23 @@ FACTORS = {
 def test_factors(function: Callable[..., list[Tensor]], on_tensor_cores: None):
     torch.manual_seed(0)
     given = [torch.randn(80, 16, device=DEVICE) for _ in range(3)]
+    gm = _same_after(fuse_product_factor.run, function, *given)
+    assert len(_nodes(gm, own.products_over_rows.default)) == FACTORS[function]
+
+
+def _same_after(
+    rewrite: Callable[[fx.Graph], None], function: Callable[..., list[Tensor]], *given: Tensor
+) -> fx.GraphModule:
+    """Returns the rewritten graph of a function, which gives the same results as before."""
     gm = make_fx(function, tracing_mode="fake")(*given)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of nodes that are erased twice
-        fuse_product_factor.run(gm.graph)
+        rewrite(gm.graph)
     gm.graph.lint()
     gm.recompile()
     for one, other in zip(gm(*given), function(*given), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert len(_nodes(gm, own.products_over_rows.default)) == FACTORS[function]
+    return gm
 
 
 def _nodes(gm: fx.GraphModule, target: Any) -> list[fx.Node]:

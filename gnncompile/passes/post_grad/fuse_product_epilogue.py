@@ -121,5 +121,4 @@ def _replace(graph: fx.Graph, product: fx.Node, best: _Choice, read: list[fx.Nod
         out.replace_all_uses_with(one, delete_user_cb=lambda user: user not in best.taken)
     for user in [user for user in product.users if only_follows(user, product)]:
         user.replace_input_with(product, made[0])
-    for node in reversed(best.taken):
-        drop_with_operands(graph, node)
+    drop_with_operands(graph, best.taken)

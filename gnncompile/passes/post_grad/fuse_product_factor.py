@@ -17,7 +17,7 @@ from gnncompile import tuning
 from gnncompile.codegen.gemm import MOST_OF_FACTOR
 from gnncompile.device import HALVES, device_of
 from gnncompile.passes.analysis import drop_with_operands, own, value
-from gnncompile.passes.matrix_arithmetic import MatrixArithmetic, is_matrix_arithmetic
+from gnncompile.passes.matrix_arithmetic import MatrixArithmetic
 from gnncompile.passes.pointwise import NotFusable
 
 _PRODUCTS = (
@@ -34,7 +34,7 @@ def run(graph: fx.Graph) -> None:
     found = [node for target in _PRODUCTS for node in graph.find_nodes(op="call_function", target=target)]
     for node in found:
         products = _products(node)
-        computed = [_computed(right) if _is_ours(products) else None for _, right, _ in products]
+        computed = [_computed(right) for _, right, _ in products] if _is_ours(products) else []
         if any(one is not None for one in computed):
             _replace(graph, node, products, computed)
 
@@ -60,11 +60,11 @@ def _is_ours(products: list[_Product]) -> bool:
 
 def _computed(right: fx.Node) -> tuple[list[fx.Node], str] | None:
     """Returns what a factor is computed from, and the region that does it; None if the factor is to be stored."""
-    if not is_matrix_arithmetic(right) or not device_of(value(right).device).runs_triton:
-        return None
-    if not all(_reads_as_right(user, right) for user in right.users):
+    if not device_of(value(right).device).runs_triton or not all(_reads_as_right(user, right) for user in right.users):
         return None
     rows = MatrixArithmetic(value(right), MOST_OF_FACTOR if len(right.users) == 1 else 1)
+    if not rows.computable(right):
+        return None
     try:
         rows.values[right] = rows.compute(right)
     except NotFusable:
@@ -92,4 +92,4 @@ def _replace(
             made = graph.call_function(operator.getitem, (call, 0))
             made.meta = node.meta
     node.replace_all_uses_with(made if single else call)
-    drop_with_operands(graph, node)
+    drop_with_operands(graph, [node])

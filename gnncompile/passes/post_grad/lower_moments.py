@@ -17,11 +17,9 @@ from torch import fx
 from gnncompile import _compat, tuning
 from gnncompile._compat import aoti
 from gnncompile.device import HALVES, device_of
-from gnncompile.passes.analysis import aten, is_packed, is_tensor, own, value
+from gnncompile.passes.analysis import aten, has_kernel, is_packed, is_tensor, own, value
 
 _CONVERT = torch.ops.prims.convert_element_type.default
-_LIBRARY = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, aten.bmm.default)
-"""Products of the library."""
 
 
 def run(graph: fx.Graph) -> None:
@@ -67,10 +65,7 @@ def _fits(matrix: Any) -> bool:
 
 def _is_stored(matrix: fx.Node) -> bool:
     """Whether a matrix lies in memory before it is read. Inductor computes other ones while it sums them."""
-    made_by: Any = matrix.args[0] if matrix.target is operator.getitem else matrix
-    ours = isinstance(made_by.target, torch._ops.OpOverload) and made_by.target.namespace == "gnncompile"
-    ours = ours and made_by.target is not own.rounded.default  # arithmetic
-    return ours or made_by.op == "placeholder" or made_by.target in _LIBRARY
+    return matrix.op == "placeholder" or has_kernel(matrix)
 
 
 def _replace(graph: fx.Graph, user: fx.Node, made: fx.Node) -> None:
