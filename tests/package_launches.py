@@ -47,7 +47,7 @@ def code_of(traced: Any, monkeypatch: pytest.MonkeyPatch) -> str:
         patches.setattr(AotCodeCompiler, "compile", compiled)
         with pytest.raises(_Stop):
             settings = _settings(Options(), {}, torch.device("cuda"))
-            aoti.compile_program(traced.program, traced.names, settings, {}, KINDS["cuda"].rewrites)
+            aoti.compile_program(traced.program, traced.names, settings, {}, KINDS["cuda"].rewrites(Options()))
     return found[0]
 
 

@@ -105,6 +105,7 @@ def plain(name: str, path: Path) -> None:
 
 def traced(name: str, path: Path) -> None:
     """The traced program with Triton's own launches."""
+    from gnncompile.options import Options
     from gnncompile.serving import bound_indices
     from gnncompile.serving.package import KINDS, _Call, input_names
     from gnncompile.serving.program import capture
@@ -113,7 +114,7 @@ def traced(name: str, path: Path) -> None:
     captured = capture(model, example, {}, {})
     program = _Call(captured, model, example, {}, input_names(model, example, {})).plain().program
     bound_indices.run(program.graph)
-    program = KINDS["cuda"].rewrites.decomposed(program)
+    program = KINDS["cuda"].rewrites(Options()).decomposed(program)
     with torch.no_grad():
         for call in calls:
             print([tuple(tensor.shape) for tensor in call], flush=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.ir.region import parse
 from gnncompile.layout import csr
 from gnncompile.ops.degree import edges_per_row
@@ -83,6 +84,48 @@ def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     return found.expand(index.shape)
 
 
+def _product(
+    left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
+) -> Tensor:
+    return _products(((left, right),), added, gate, relu)
+
+
+def _sum_of_products(
+    left: Tensor,
+    right: Tensor,
+    other_left: Tensor,
+    other_right: Tensor,
+    added: Tensor | None,
+    gate: Tensor | None,
+    relu: bool,
+    in_place: bool,
+) -> Tensor:
+    return _products(((left, right), (other_left, other_right)), added, gate, relu)
+
+
+def _products(
+    factors: Sequence[tuple[Tensor, Tensor]], added: Tensor | None, gate: Tensor | None, relu: bool
+) -> Tensor:
+    from gnncompile.codegen.gemm import sized
+
+    return sized.product(factors, added, gate, relu, _compat.size_now(factors[0][0].size(0)), launch)
+
+
+def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    return left.t() @ right
+
+
+def _product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    return left.t() @ right, left.sum(0)
+
+
+def _two_products_over_rows(
+    left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
+) -> list[Tensor]:
+    found = [left.t() @ right, *([left.sum(0)] if sums else [])]
+    return [*found, other_left.t() @ other_right, *([other_left.sum(0)] if other_sums else [])]
+
+
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.region.default: _region,
     _own.with_hubs.default: _with_hubs,
@@ -92,6 +135,11 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.bounded.default: _bounded,
     _own.seal.default: _seal,
     _own.same_or_empty.default: _same_or_empty,
+    _own.product.default: _product,
+    _own.sum_of_products.default: _sum_of_products,
+    _own.product_over_rows.default: _product_over_rows,
+    _own.product_and_sums_over_rows.default: _product_and_sums_over_rows,
+    _own.two_products_over_rows.default: _two_products_over_rows,
 }
 """Our ops that are traced as launches and as operations of torch's."""
 

@@ -4,18 +4,20 @@ Before: ``aten.embedding(weight, z)``
 After:  ``aten.embedding(weight, gnncompile.bounded(z, rows, False))``
 Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. On a CPU,
 Inductor's code throws an exception within a parallel loop, which ends the process. ``bounded`` lets the call fail in
-words; on a GPU it also replaces wrong indices. Edges of regions are checked where they are sorted. An index that reads
-several tensors of one size is checked once.
+words; on a GPU it also replaces wrong indices. Edges of regions are checked where they are sorted, and the order of sorted
+edges needs no check. An index that reads several tensors of one size is checked once.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from gnncompile.exc import CaptureError
+from gnncompile.passes.analysis import same_size
 from gnncompile.passes.log import line_of
 
 aten, _own = torch.ops.aten, torch.ops.gnncompile
@@ -89,6 +91,8 @@ def _bounded(graph: fx.Graph, checked: _Checked, user: Any, axis: int, index: An
     if not isinstance(value, Tensor) or value.dtype in MASKS or not _is_given(index):
         return index
     rows = user.args[0].meta["val"].shape[axis]
+    if _orders_edges(index, rows):
+        return index
     key = index, str(rows), wraps
     if key in checked:
         return checked[key]
@@ -99,6 +103,18 @@ def _bounded(graph: fx.Graph, checked: _Checked, user: Any, axis: int, index: An
     made.meta["val"] = value
     checked[key] = made
     return made
+
+
+def _orders_edges(index: fx.Node, rows: Any) -> bool:
+    """Whether an index is the order of the edges in a layout that the call itself sorts, which holds each number once."""
+    if index.target is not operator.getitem or index.args[1] != _EDGE:
+        return False
+    layout: Any = index.args[0]
+    return layout.target is _own.csr.default and same_size(index.meta["val"].shape[0], rows)
+
+
+_EDGE = 2
+"""The position of the numbers of edges among the results of ``csr``."""
 
 
 def _axes(index: fx.Node) -> int:

@@ -9,8 +9,9 @@ import platform
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.ops import packaged, packaged_triton
 from gnncompile.options import Options, resolve
-from gnncompile.serving import bound_indices, fold_constants, fuse_epilogues
+from gnncompile.serving import bound_indices, fold_constants, fuse_rows
 from gnncompile.serving.kept_layout import (
     LAYOUT,
     WITH_LAYOUT,
@@ -122,7 +123,7 @@ def package(
     for one in traced.values():
         bound_indices.run(one.program.graph, checks_all=kind.checks_all_indices)
     settings = _settings(ours, theirs, place)
-    rewrites = kind.rewrites if ours.epilogues else replace(kind.rewrites, fuse=None)
+    rewrites = kind.rewrites(ours)
     metadata = _metadata(target, names, pytree.tree_leaves((args, kwargs)), traced, cpu, place)
     files = {
         name: aoti.compile_program(
@@ -236,23 +237,28 @@ class _Kind:
     """What packages for a type of device hold.
 
     Attributes:
-        rewrites: How traced programs are rewritten.
+        rewrites: Tells how traced programs are rewritten, by the options.
         held: All our ops that a package can hold.
         checks_all_indices: Whether a wrong index ends the process in torch's kernels too, not only in Inductor's.
     """
 
-    rewrites: aoti.Rewrites
+    rewrites: Callable[[Options], aoti.Rewrites]
     held: Collection[Any]
     checks_all_indices: bool
 
 
+def _rewrites_for_cpus(options: Options) -> aoti.Rewrites:
+    return aoti.Rewrites(packaged.DECOMPOSITIONS)
+
+
+def _rewrites_for_gpus(options: Options) -> aoti.Rewrites:
+    fuse = partial(fuse_rows.run, options=options)
+    return aoti.Rewrites(packaged_triton.DECOMPOSITIONS, fuse, fold_constants.run)
+
+
 KINDS = {
-    "cpu": _Kind(aoti.Rewrites(packaged.DECOMPOSITIONS), packaged.HELD, checks_all_indices=False),
-    "cuda": _Kind(
-        aoti.Rewrites(packaged_triton.DECOMPOSITIONS, fuse_epilogues.run, fold_constants.run),
-        packaged_triton.HELD,
-        checks_all_indices=True,
-    ),
+    "cpu": _Kind(_rewrites_for_cpus, packaged.HELD, checks_all_indices=False),
+    "cuda": _Kind(_rewrites_for_gpus, packaged_triton.HELD, checks_all_indices=True),
 }
 """The types of devices for which packages are made."""
 
@@ -336,7 +342,7 @@ class _Call:
 
 
 def _settings(ours: Options, theirs: dict[str, Any], place: torch.device) -> dict[str, Any]:
-    """Returns Inductor's settings. A package multiplies matrices by torch's library, on whatever device it runs."""
+    """Returns Inductor's settings. On a GPU, products are launches before Inductor sees them; on a CPU, the library's."""
     is_cpp = device_of(place).is_cpp_in_inductor
     ours = replace(ours, products=False, epilogues=ours.epilogues and is_cpp)
     return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}

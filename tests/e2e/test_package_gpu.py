@@ -17,6 +17,7 @@ from gnncompile._compat import aoti
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.exc import ArgumentError, CaptureError, IndexOutOfRangeError
 from gnncompile.ops import launch, packaged_triton
+from gnncompile.options import Options
 from gnncompile.serving import bound_indices, fold_constants
 from gnncompile.serving.kept_layout import LAYOUT, WITH_LAYOUT
 from gnncompile.serving.package import KINDS, _Call
@@ -28,6 +29,7 @@ from tests.e2e.test_package_models import SIZES, hub, named_model
 from tests.harness import without_interpreter
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+OPTIONS = Options()
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter takes tensors of a CPU")
 
 
@@ -41,9 +43,9 @@ def traced(model, names):
     return as_packaged(traced_call(model, names).plain().program)
 
 
-def as_packaged(program):
+def as_packaged(program, options=OPTIONS):
     bound_indices.run(program.graph)
-    plain = KINDS["cuda"].rewrites.decomposed(program)
+    plain = KINDS["cuda"].rewrites(options).decomposed(program)
     environment = aoti._environment(plain)
     assert not aoti.conditions(environment), "the program holds for some sizes only"
     ours = {node.target for node in plain.graph.nodes if getattr(node.target, "namespace", "") == "gnncompile"}
@@ -213,7 +215,7 @@ def test_nothing_writes_to_a_layout_that_the_caller_keeps(monkeypatch):
 
     monkeypatch.setattr(AotCodeCompiler, "compile", compiled)
     with pytest.raises(Stop):
-        aoti.compile_program(kept.program, kept.names, {}, {}, KINDS["cuda"].rewrites)
+        aoti.compile_program(kept.program, kept.names, {}, {}, KINDS["cuda"].rewrites(OPTIONS))
     assert "compare_sizes" in found[0] and re.search(r"\(const \w+\*\)\(arg\d+_1\.data_ptr", found[0])
     assert not re.findall(r"\((?!const )\w+\*\)\(arg\d+_1\.data_ptr", found[0])
 

@@ -316,7 +316,7 @@ def test_parts_are_the_nearest_numbers(columns: int):
     size = 70 * columns
     found = torch.full((3, 70, columns), NAN, device=DEVICE, dtype=torch.bfloat16)
     numbers = (70, columns, columns, 70, columns)
-    launch._split(-(-size // 1024), (x, found), numbers, (False, 1024))
+    launch.split_kernel(-(-size // 1024), (x, found), numbers, (False, 1024))
     for part in found:
         expected = x.bfloat16()
         torch.testing.assert_close(part, expected, rtol=0, atol=0, equal_nan=True)

@@ -17,7 +17,7 @@ from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
-_split = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
+split_kernel = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
 _sums = Kernel(shares.sums, num_warps=tuning.TILES.short_warps)
 
 
@@ -99,7 +99,7 @@ def _launch_by_rows(
     rows = out.size(0)
     ways = tuple([(*right.shape, *right.stride()) for _, right in factors])
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    plan = _plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind, *ends))
+    plan = plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind, *ends))
     matrices = [
         m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, _ready(right, read))
     ]
@@ -115,7 +115,7 @@ Way = tuple[int, int, int, int]
 """How a weight lies in memory: its depth, its columns, and its two strides."""
 
 
-class _RowsPlan(NamedTuple):
+class RowsPlan(NamedTuple):
     """The launch of products with weights, without its tensors.
 
     Attributes:
@@ -132,11 +132,11 @@ class _RowsPlan(NamedTuple):
     across: int
     numbers: tuple[int, ...]
     constants: tuple[Any, ...]
-    weights: tuple[_Weight, ...]
+    weights: tuple[Weight, ...]
 
 
 @lru_cache(maxsize=1024)
-def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tuple[Any, ...]) -> _RowsPlan:
+def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tuple[Any, ...]) -> RowsPlan:
     """Returns the launch of one product with a weight, or of the sum of two.
 
     Args:
@@ -150,14 +150,14 @@ def _plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tu
     tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
-        split = split or _lies(ways[0])[0] != _lies(ways[1])[0]
+        split = split or order_of(ways[0])[0] != order_of(ways[1])[0]
     weights = tuple(_weight(dtype, way, tile, split) for way in ways)
     first, last = weights[0], weights[-1]
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers = first.units, last.units, columns // unit, across
     constants = (unit, *first.constants, len(ways) > 1, *last.constants, *ends, *tile[:3])
     kernel = _by_rows(tile, dtype, has_epilogue=len(ends) > 3)
-    return _RowsPlan(kernel, tile.rows, across, numbers, constants, weights)
+    return RowsPlan(kernel, tile.rows, across, numbers, constants, weights)
 
 
 @lru_cache(maxsize=32)
@@ -198,19 +198,19 @@ def side_by_side(
 
 
 @lru_cache(maxsize=256)
-def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> _RowsPlan | None:
+def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> RowsPlan | None:
     """Returns the launch of `many` products of the same rows; None if there are gaps in the weights.
 
     Bit `k` of `biased` tells whether a row is added to product `k`.
     """
     depth, columns = way[:2]
-    if _lies(way) not in ((False, columns), (True, depth)):
+    if order_of(way) not in ((False, columns), (True, depth)):
         return None
     tile, _ = _tile(dtype, False, depth, columns)
     weight = _weight(dtype, way, tile, split=False)
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, biased, *tile[:3])
-    return _RowsPlan(_side_by_side(tile, dtype), tile.rows, across, numbers, constants, (weight,))
+    return RowsPlan(_side_by_side(tile, dtype), tile.rows, across, numbers, constants, (weight,))
 
 
 @lru_cache(maxsize=16)
@@ -243,7 +243,7 @@ def _warps(dtype: torch.dtype) -> int:
     return tuning.HALF_PRODUCTS.warps if dtype in HALVES else tuning.TILES.product_warps
 
 
-class _Weight(NamedTuple):
+class Weight(NamedTuple):
     """What a kernel reads of a weight.
 
     Attributes:
@@ -264,14 +264,14 @@ class _Weight(NamedTuple):
     transposed: bool
 
 
-def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> _Weight:
+def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> Weight:
     """Returns what a kernel reads of a weight. `split` says whether any weight is split beforehand.
 
     A float32 weight with gaps between its rows is always split: the kernel that splits it knows the distance of two
     rows.
     """
     depth, columns = way[:2]
-    transposed, pitch = _lies(way)
+    transposed, pitch = order_of(way)
     has_gaps = pitch != (depth if transposed else columns)
     copied = pitch is None or (has_gaps and dtype in HALVES)
     if copied or pitch is None:
@@ -283,10 +283,10 @@ def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> _We
     unit = unit_of(dtype, depth)
     constants = unit, blocks, depth == blocks * tile.depth, lies
     becomes = ("parts of a copy" if copied else "parts") if in_parts else "copy" if copied else "itself"
-    return _Weight(becomes, depth // unit, constants, padded, pitch, transposed)
+    return Weight(becomes, depth // unit, constants, padded, pitch, transposed)
 
 
-def _ready(weight: Tensor, read: _Weight) -> Tensor:
+def _ready(weight: Tensor, read: Weight) -> Tensor:
     """Returns what a kernel reads of a weight: itself, a copy, or its three bfloat16 parts."""
     if read.becomes == "itself":
         return weight
@@ -298,11 +298,11 @@ def _ready(weight: Tensor, read: _Weight) -> Tensor:
     parts = torch.empty((3, high, wide), dtype=torch.bfloat16, device=weight.device)
     block = tuning.TILES.split_block
     numbers = (*weight.shape, read.pitch, high, wide)
-    _split(-(-high * wide // block), (weight, parts), numbers, (read.transposed, block))
+    split_kernel(-(-high * wide // block), (weight, parts), numbers, (read.transposed, block))
     return parts
 
 
-def _lies(way: Way) -> tuple[bool, int | None]:
+def order_of(way: Way) -> tuple[bool, int | None]:
     """Returns whether columns of a weight lie together in memory, rather than rows, and the distance of two of them.
 
     The distance is None if neither rows nor columns lie together, or if kernels can't take it.
@@ -491,5 +491,5 @@ def _block(columns: int) -> int:
 
 def forget_plans() -> None:
     """Forgets how products are launched. To be called after a change of the tables in :mod:`gnncompile.tuning`."""
-    for planned in (_plan_by_rows, _plan_side_by_side, _plan, _plan_join):
+    for planned in (plan_by_rows, _plan_side_by_side, _plan, _plan_join):
         planned.cache_clear()

@@ -19,7 +19,7 @@ from torch import fx
 
 from gnncompile import tuning
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, sums_rows, value
+from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, same_size, sums_rows, value
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
 
@@ -153,7 +153,8 @@ def _is_weight(right: fx.Node) -> bool:
 
 
 def _is_row(added: fx.Node, node: fx.Node) -> bool:
-    return tuple(value(added).shape) == (value(node).shape[1],) and value(added).dtype == value(node).dtype
+    row, result = value(added), value(node)
+    return row.dim() == 1 and same_size(row.shape[0], result.shape[1]) and row.dtype == result.dtype
 
 
 def _is_written_by_us(matrix: Any) -> bool:
