@@ -4,8 +4,8 @@ Before: ``aten.embedding(weight, z)``
 After:  ``aten.embedding(weight, gnncompile.bounded(z, rows, False))``
 Why: a GPU that finds a wrong index in torch's or Inductor's kernels computes nothing more for this process. On a CPU,
 Inductor's code throws an exception within a parallel loop, which ends the process. ``bounded`` lets the call fail in
-words; on a GPU it also replaces wrong indices. Edges of regions are checked where they are sorted, and the order of sorted
-edges needs no check. An index that reads several tensors of one size is checked once.
+words; on a GPU it also replaces wrong indices. Edges of regions are checked where they are sorted, and the order in
+which a call sorts them needs no check. An index that reads several tensors of one size is checked once.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _bounded(graph: fx.Graph, checked: _Checked, user: Any, axis: int, index: An
 
 
 def _orders_edges(index: fx.Node, rows: Any) -> bool:
-    """Whether an index is the order of the edges in a layout that the call itself sorts, which holds each number once."""
+    """Whether an index is the order of the edges in a layout that the call sorts, which holds each number once."""
     if index.target is not operator.getitem or index.args[1] != _EDGE:
         return False
     layout: Any = index.args[0]

@@ -342,7 +342,7 @@ class _Call:
 
 
 def _settings(ours: Options, theirs: dict[str, Any], place: torch.device) -> dict[str, Any]:
-    """Returns Inductor's settings. On a GPU, products are launches before Inductor sees them; on a CPU, the library's."""
+    """Returns Inductor's settings. Products are launches on a GPU before Inductor sees them, else the library's."""
     is_cpp = device_of(place).is_cpp_in_inductor
     ours = replace(ours, products=False, epilogues=ours.epilogues and is_cpp)
     return {"post_grad_custom_pre_pass": AfterDifferentiation(ours), "shape_padding": False, **theirs}

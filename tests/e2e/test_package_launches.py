@@ -19,7 +19,7 @@ the kept order by which a package of GINE reads features of edges.
 """
 
 PRODUCTS = {"SAGE": 3, "GAT": 2, "GINE": 2}
-"""The products of a call. The two of a layer of GraphSAGE are one launch, but where the second layer is the narrower."""
+"""The products of a call. The two of a layer of GraphSAGE are one launch, but not those of the narrow second layer."""
 
 TORCHS = {"SAGE": {MODEL: 1, WITH_LAYOUT: 0}, "GAT": {MODEL: 3, WITH_LAYOUT: 2}, "GINE": {MODEL: 1, WITH_LAYOUT: 1}}
 """The most kernels of Inductor's and products of torch's library in a call. There are no products."""

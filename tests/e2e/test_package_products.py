@@ -17,7 +17,11 @@ from tests.harness import tune, without_interpreter
 from tests.package_launches import own_launches
 from tests.triton_regions import on_tensor_cores
 
-pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning"), pytest.mark.usefixtures("on_tensor_cores")]
+pytestmark = [
+    interpreted,
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.usefixtures("on_tensor_cores"),
+]
 __all__ = ["on_tensor_cores"]
 ROWS = (0, 1, 70)
 
@@ -112,7 +116,6 @@ def test_without_products(monkeypatch):
     program = traced(model, call, EDGES, Options(products=False))
     agree(model, program, [call])
     assert not own_launches(program, call, monkeypatch)["by_rows"]
-
 
 
 _COMPILE = """

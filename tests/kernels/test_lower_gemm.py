@@ -245,3 +245,27 @@ def test_few_rows_go_to_the_library(on_tensor_cores: None, monkeypatch: pytest.M
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
     assert rows == [50, 40]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class AddsToRows(nn.Module):
+    """A product that is added to rows which a region makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.last = SAGEConv(16, 40), nn.Linear(40, 40, bias=False)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        hidden = self.conv(x, edge_index)
+        return hidden.relu() + self.last(hidden)
+
+
+def test_as_many_rows_as_columns_are_no_other_program(on_tensor_cores: None):
+    torch._dynamo.utils.counters.clear()
+    model = AddsToRows().to(DEVICE)
+    compiled = gnncompile.compile(model)
+    for count in (40, 57, 1):
+        x, edge_index = (one.to(DEVICE) for one in (torch.randn(count, 16), torch.randint(count, (2, 160))))
+        found, expected = compiled(x, edge_index), model(x, edge_index)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        found.sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

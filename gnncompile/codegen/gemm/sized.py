@@ -20,7 +20,12 @@ _NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
 
 
 def product(
-    factors: Sequence[Factors], added: Tensor | None, gate: Tensor | None, relu: bool, expected: int | None, start: Launch
+    factors: Sequence[Factors],
+    added: Tensor | None,
+    gate: Tensor | None,
+    relu: bool,
+    expected: int | None,
+    start: Launch,
 ) -> Tensor:
     """Returns a product with a weight, or the sum of two: see :func:`gnncompile.codegen.gemm.launch.by_rows`.
 
@@ -53,7 +58,8 @@ def product(
 def _without_gaps(weight: Tensor) -> tuple[Tensor, Way]:
     """Returns a weight as it lies in memory, contiguous, and its depth, its columns and their distances in memory."""
     depth, columns = (int(size) for size in weight.shape)
-    transposed, _ = order_of((depth, columns, *weight.stride()))
+    down, across = weight.stride()
+    transposed, _ = order_of((depth, columns, down, across))
     if transposed:
         return weight.t().contiguous(), (depth, columns, 1, depth)
     return weight.contiguous(), (depth, columns, columns, 1)
