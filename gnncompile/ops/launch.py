@@ -192,7 +192,8 @@ def _lower(
     entry, nodes = _entries[kernel], node_now().args[0]
     # contiguous() fixes the layout: Inductor would otherwise move a buffer into that of a later concatenation.
     read = aligned if entry.aligned else contiguous
-    given = [contiguous(writable(t, nodes[at])) if at in written else read(t) for at, t in enumerate(tensors)]
+    seen = {node: read(t) for at, (node, t) in enumerate(zip(nodes, tensors, strict=True)) if at not in written}
+    given = [contiguous(writable(t, nodes[at])) if at in written else seen[nodes[at]] for at, t in enumerate(tensors)]
     call = _LaunchCall(entry, given, [given[at] for at in written], numbers, programs)
     compile_entry(entry, call.device)
     return [tensor_of(given[at]) for at in written]

@@ -84,6 +84,9 @@ def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     return found.expand(index.shape)
 
 
+# No product is added in place: a traced program makes new tensors.
+
+
 def _product(
     left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
 ) -> Tensor:

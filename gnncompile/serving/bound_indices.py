@@ -106,7 +106,7 @@ def _bounded(graph: fx.Graph, checked: _Checked, user: Any, axis: int, index: An
 
 
 def _orders_edges(index: fx.Node, rows: Any) -> bool:
-    """Whether an index is the order of the edges in a layout that the call sorts, which holds each number once."""
+    """Whether an index is the order of the edges in a layout that the call sorts, a permutation of all edges."""
     if index.target is not operator.getitem or index.args[1] != _EDGE:
         return False
     layout: Any = index.args[0]
@@ -114,7 +114,7 @@ def _orders_edges(index: fx.Node, rows: Any) -> bool:
 
 
 _EDGE = 2
-"""The position of the numbers of edges among the results of ``csr``."""
+"""The position of the order of the edges among the results of ``csr``."""
 
 
 def _axes(index: fx.Node) -> int:

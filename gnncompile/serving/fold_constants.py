@@ -28,6 +28,8 @@ _FOLDED = {
     aten.reshape.default,
     aten.select.int,
     aten.slice.Tensor,
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
     aten.squeeze.dim,
     aten.unsqueeze.default,
     aten.view.default,
@@ -55,11 +57,18 @@ def run(module: fx.GraphModule) -> None:
     weights = {_memory(value) for node, value in known.items() if node.op == "get_attr"}
     for node, value in known.items():
         is_read = node.target not in _EMPTY and any(user not in known for user in node.users)
-        if is_read and isinstance(value, Tensor) and value.is_contiguous() and _memory(value) not in weights:
+        if not is_read or not isinstance(value, Tensor) or not value.is_contiguous():
+            continue
+        if _memory(value) not in weights or _would_be_copied(node, value):
             _replace(module, node, value)
     _keep_few(module)
     module.graph.eliminate_dead_code()
     module.recompile()
+
+
+def _would_be_copied(node: fx.Node, value: Tensor) -> bool:
+    """Whether a part of a weight would be copied in each call: kernels read addresses that are multiples of 16."""
+    return value.storage_offset() != 0 and any(user.target is _own.launch.default for user in node.users)
 
 
 def _memory(value: Any) -> int:

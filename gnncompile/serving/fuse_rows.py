@@ -1,8 +1,8 @@
 """Fuses operations of rows with regions and products, in a program that is traced for a package on a GPU.
 
-In a process, these passes run within Inductor. There the program of a package has no regions and no products of ours
-any more, only launches. Products of a package are ours, whatever their size: a call of the library takes about 30
-microseconds of the host, six times as long as a launch, and the host is what a small request waits for.
+In a process, these passes run within Inductor. There the program of a package has neither regions nor products of ours
+any more, but launches. Small products are ours as well, which a process leaves to torch's library: for the host, a call
+of the library takes much longer than a launch, and a small request waits for the host.
 """
 
 from __future__ import annotations

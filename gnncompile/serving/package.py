@@ -237,7 +237,7 @@ class _Kind:
     """What packages for a type of device hold.
 
     Attributes:
-        rewrites: Tells how traced programs are rewritten, by the options.
+        rewrites: Returns the rewrites of traced programs for these options.
         held: All our ops that a package can hold.
         checks_all_indices: Whether a wrong index ends the process in torch's kernels too, not only in Inductor's.
     """

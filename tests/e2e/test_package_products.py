@@ -14,7 +14,7 @@ from gnncompile.serving.program import capture
 from tests.e2e.test_package import EDGES, TwoLayers, inputs_of
 from tests.e2e.test_package_gpu import as_packaged, hub, in_double, interpreted
 from tests.harness import tune, without_interpreter
-from tests.package_launches import own_launches
+from tests.package_launches import code_of, own_launches, torchs_launches
 from tests.triton_regions import on_tensor_cores
 
 pytestmark = [
@@ -98,6 +98,53 @@ def test_weights_in_any_order(few, dtype, monkeypatch):
     agree(model, program, calls, 1e-5 if dtype is torch.float32 else 3e-2)
     found = own_launches(program, calls[-1], monkeypatch)
     assert found["by_rows"] and "split" not in found, found
+
+
+class Parts(nn.Module):
+    """Weights and a bias that are parts of larger ones, and rows that begin within a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.stack, self.bias = nn.Parameter(torch.randn(3, 32, 32) / 4), nn.Parameter(torch.randn(96))
+
+    def forward(self, x):
+        chunks = zip(self.stack.view(96, 32).chunk(3), self.bias.chunk(3), strict=True)
+        each = [nn.functional.linear(x[1:], weight, bias) for weight, bias in chunks]
+        return each, [x[1:] @ weight for weight in self.stack]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_parts_of_weights_are_copied_once(few, monkeypatch):
+    """In each call, rows that do not begin where memory begins are copied once, and no weight is."""
+    tune(monkeypatch, few_rows=2**14 if few else 0)
+    torch.manual_seed(0)
+    model, call = Parts().eval(), (torch.randn(40, 32),)
+    agree(model, traced(model, call, ("x",)), [(torch.randn(rows, 32),) for rows in (1, 2, 70)])
+    written = _Call(capture(model, call, {}, {}), model, call, {}, ["x"]).plain()
+    found = torchs_launches(code_of(written, monkeypatch))
+    assert sum(found.values()) == 1, found
+
+
+class Runtime(nn.Module):
+    """Right factors that are no weights, whose strides depend on the number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, x):
+        beside = torch.cat([self.tokens, x]).t().contiguous()
+        stacked = torch.stack([x * k for k in range(1, 17)]).transpose(1, 2).contiguous()
+        return x @ beside[:, :16], x @ stacked[:, :, 0]
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_strides_that_depend_on_sizes_are_no_condition(few, monkeypatch):
+    tune(monkeypatch, few_rows=2**14 if few else 0)
+    torch.manual_seed(0)
+    model = Runtime().eval()
+    program = traced(model, (torch.randn(33, 16),), ("x",))
+    agree(model, program, [(torch.randn(rows, 16),) for rows in (1, 2, 16, 70)])
 
 
 def test_products_over_rows_are_the_librarys(monkeypatch):

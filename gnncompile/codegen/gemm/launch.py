@@ -150,7 +150,7 @@ def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tup
     tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
-        split = split or order_of(ways[0])[0] != order_of(ways[1])[0]
+        split = split or storage_order(ways[0])[0] != storage_order(ways[1])[0]
     weights = tuple(_weight(dtype, way, tile, split) for way in ways)
     first, last = weights[0], weights[-1]
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
@@ -204,7 +204,7 @@ def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> 
     Bit `k` of `biased` tells whether a row is added to product `k`.
     """
     depth, columns = way[:2]
-    if order_of(way) not in ((False, columns), (True, depth)):
+    if storage_order(way) not in ((False, columns), (True, depth)):
         return None
     tile, _ = _tile(dtype, False, depth, columns)
     weight = _weight(dtype, way, tile, split=False)
@@ -271,7 +271,7 @@ def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> Wei
     rows.
     """
     depth, columns = way[:2]
-    transposed, pitch = order_of(way)
+    transposed, pitch = storage_order(way)
     has_gaps = pitch != (depth if transposed else columns)
     copied = pitch is None or (has_gaps and dtype in HALVES)
     if copied or pitch is None:
@@ -302,7 +302,7 @@ def _ready(weight: Tensor, read: Weight) -> Tensor:
     return parts
 
 
-def order_of(way: Way) -> tuple[bool, int | None]:
+def storage_order(way: Way) -> tuple[bool, int | None]:
     """Returns whether columns of a weight lie together in memory, rather than rows, and the distance of two of them.
 
     The distance is None if neither rows nor columns lie together, or if kernels can't take it.

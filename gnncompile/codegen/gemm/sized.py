@@ -1,7 +1,7 @@
 """Products with weights as launches that depend on sizes alone, so that a program can be traced. Imports Triton.
 
 In a process, the number of rows of a call chooses the tile. A traced program keeps the tile for the rows of the traced
-call. Its results are new tensors, so no tensor of the program changes.
+call. A product is a new tensor, also where a process would add it in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.launch import Factors, Way, Weight, order_of, plan_by_rows, split_kernel
+from gnncompile.codegen.gemm.launch import Factors, Way, Weight, plan_by_rows, split_kernel, storage_order
 from gnncompile.codegen.triton.hub_lists import Launch
 
 _NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
@@ -41,31 +41,42 @@ def product(
         ``[rows, columns]``.
     """
     left, right = factors[0]
-    rows, columns = left.size(0), right.size(1)
     few = expected is not None and expected <= tuning.TILES.few_rows
-    weights = [_without_gaps(weight) for _, weight in factors]
+    stored = [_stored(weight) for _, weight in factors]
     kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in weights), (kind, relu, gate is not None))
-    ready = [_ready(weight, read, start) for (weight, _), read in zip(weights, plan.weights, strict=True)]
-    matrices = [m for (matrix, _), weight in zip(factors, ready, strict=True) for m in (matrix, weight)]
-    out = left.new_empty((rows, columns))
-    given = [*matrices[:2], *matrices[-2:], *(left if one is None else one for one in (added, gate)), out]
+    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in stored), (kind, relu, gate is not None))
+    weights = [_as_read(weight, read, start) for (weight, _), read in zip(stored, plan.weights, strict=True)]
+    out = left.new_empty((left.size(0), right.size(1)))
+    given = [
+        *(left, weights[0]),
+        *(factors[-1][0], weights[-1]),  # of the second product; a single product stands here again, and is not read
+        left if added is None else added,
+        left if gate is None else gate,
+        out,
+    ]
     entry = plan.kernel.entry(_NAMES, [one.dtype for one in given], 1 + len(plan.numbers), plan.constants)
-    programs = -(-rows // plan.rows) * plan.across
-    return start(entry, given, [rows, *plan.numbers], programs, [len(given) - 1])[0]
+    programs = -(-left.size(0) // plan.rows) * plan.across
+    return start(entry, given, [left.size(0), *plan.numbers], programs, [len(given) - 1])[0]
 
 
-def _without_gaps(weight: Tensor) -> tuple[Tensor, Way]:
-    """Returns a weight as it lies in memory, contiguous, and its depth, its columns and their distances in memory."""
+def _stored(weight: Tensor) -> tuple[Tensor, Way]:
+    """Returns a weight as a contiguous tensor, transposed if its columns lie together, and how it lies in memory.
+
+    A weight with gaps is copied here, so the plan finds none. So is one whose strides depend on sizes of the graph: to
+    compare them would make these sizes numbers.
+    """
     depth, columns = (int(size) for size in weight.shape)
-    down, across = weight.stride()
-    transposed, _ = order_of((depth, columns, down, across))
+    strides: Any = weight.stride()
+    down, across = strides
+    if not (isinstance(down, int) and isinstance(across, int)):
+        return weight.clone(memory_format=torch.contiguous_format), (depth, columns, columns, 1)
+    transposed, _ = storage_order((depth, columns, down, across))
     if transposed:
         return weight.t().contiguous(), (depth, columns, 1, depth)
     return weight.contiguous(), (depth, columns, columns, 1)
 
 
-def _ready(weight: Tensor, read: Weight, start: Launch) -> Tensor:
+def _as_read(weight: Tensor, read: Weight, start: Launch) -> Tensor:
     """Returns what a kernel reads of a weight without gaps: itself, or its three bfloat16 parts."""
     if read.becomes == "itself":
         return weight
