@@ -93,6 +93,7 @@ from gnncompile._compat.recovery import (
 from gnncompile._compat.replicas import are_sharded, extras_of_replica
 from gnncompile._compat.shapes import (
     assumed_sizes,
+    first_symbol,
     fresh_sizes,
     guards_on,
     has_unknown_size,
@@ -170,6 +171,7 @@ __all__ = [
     "extension_flags",
     "extension_libraries",
     "extras_of_replica",
+    "first_symbol",
     "fresh_sizes",
     "get_decompositions",
     "gradient_calls",

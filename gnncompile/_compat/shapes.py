@@ -148,6 +148,11 @@ def size_now(size: Any) -> int | None:
     return size.node.hint if isinstance(size, torch.SymInt) else int(size)
 
 
+def first_symbol(size: torch.SymInt) -> str:
+    """Returns the symbol that a size was captured with, also if the symbol has become a number since."""
+    return str(size.node._expr)
+
+
 def guards_on(mode: Any, symbols: Collection[Any]) -> list[Any]:
     """Returns the guards so far that involve these symbols, as expressions.
 

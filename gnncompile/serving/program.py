@@ -16,6 +16,7 @@ from gnncompile._compat.aoti import Condition, conditions
 from gnncompile.capture.compile import callable_of, compile
 from gnncompile.exc import ArgumentError, ArgumentTypeError, CaptureError, GnncompileError, InternalError
 from gnncompile.layout.structure_program import StructureProgram
+from gnncompile.passes.analysis import known_size
 
 Source = Callable[[list[Any]], Any]
 """Computes an input of a captured graph from the leaves of a call's arguments."""
@@ -353,9 +354,11 @@ def widths(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     leaves, columns, rows = pytree.tree_leaves((args, kwargs)), set[str](), set[str]()
     for part, fake in _arguments(captured, _paths(args, kwargs)):
         has_columns = part.row is None and not _is_edge_list(leaves[part.leaf])
-        for axis in dynamic_dimensions(fake) if isinstance(fake, Tensor) else ():
-            is_last = 0 < axis == fake.dim() - 1
-            (columns if has_columns and is_last else rows).add(str(fake.shape[axis]))
+        sizes: Any = fake.shape if isinstance(fake, Tensor) else ()
+        for axis, size in enumerate(sizes):
+            if isinstance(size, SymInt):
+                is_last = 0 < axis == len(sizes) - 1
+                (columns if has_columns and is_last else rows).add(_compat.first_symbol(size))
     return columns - rows
 
 
@@ -385,9 +388,11 @@ def dynamic_axes(
 
 
 def dynamic_dimensions(fake: Tensor) -> tuple[int, ...]:
-    """Returns the dimensions of a fake tensor whose sizes are no numbers."""
-    sizes: Any = fake.shape
-    return tuple(axis for axis, size in enumerate(sizes) if not isinstance(size, int))
+    """Returns the dimensions of a fake tensor whose sizes are no numbers.
+
+    Where the captured graph had as many nodes as features, the number of features is a symbol that stands for a number.
+    """
+    return tuple(axis for axis, size in enumerate(fake.shape) if known_size(size) is None)
 
 
 def layout_of(captured: Captured) -> tuple[list[Tensor], list[Tensor]]:

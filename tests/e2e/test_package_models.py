@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 from torch._inductor import config, cpu_vec_isa
-from torch_geometric.nn import GCNConv
+from torch.utils import _pytree as pytree
+from torch_geometric.nn import GCNConv, GINEConv
 
 import gnncompile
+from gnncompile._compat import aoti
 from gnncompile._compat.aoti import VECTOR_BITS, _building
 from gnncompile.serving.kept_layout import Layout, WithLayout, refuse_layout_made_anew
 from gnncompile.serving.package import _Call
@@ -67,6 +69,32 @@ def test_models(name, tmp_path):
     agree(model, calls, serve(path, calls, tmp_path, keep_layout=True)[0])
     for options in (("--threads", "2"), ("--layout", "once")):
         agree(model, calls, serve_in_cpp(path, calls, tmp_path, *options)[0])
+
+
+class _TracedError(Exception):
+    """Ends a package before it is compiled."""
+
+
+def test_an_example_may_have_as_many_nodes_and_edges_as_features(monkeypatch, tmp_path):
+    """Then all sizes of the example are equal, and no two of them may become one size."""
+    found = []
+
+    def traced(program, *rest):
+        found.append(program)
+        raise _TracedError
+
+    monkeypatch.setattr(aoti, "compile_program", traced)
+    torch.manual_seed(0)
+    model = TwoLayers(GINEConv(nn.Linear(16, 32), edge_dim=16), GINEConv(nn.Linear(32, 8), edge_dim=16)).eval()
+    x, edge_index = inputs_of(EDGES, (16, 16, 1))
+    with pytest.raises(_TracedError):
+        gnncompile.package(model, (x, edge_index, torch.randn(16, 16)), tmp_path / "model.pt2")
+    served = found[0].module()
+    for nodes, edges in ((1, 5), (9, 0), (16, 16), (40, 160)):
+        call = (*inputs_of(EDGES, (nodes, edges, 1)), torch.randn(edges, 16))
+        with torch.no_grad():
+            for ours, theirs in zip(pytree.tree_leaves(served(*call)), pytree.tree_leaves(model(*call)), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_kept_layouts_give_the_results_of_the_model():

@@ -87,6 +87,13 @@ def test_a_layers_two_products_are_one_launch(few, monkeypatch):
     assert not {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.relu.default} & {*kinds}
 
 
+def test_an_example_with_as_many_nodes_as_features():
+    torch.manual_seed(0)
+    model = sage().eval()
+    program = traced(model, inputs_of(EDGES, (16, 160, 3)), EDGES)
+    agree(model, program, [inputs_of(EDGES, size) for size in ((1, 5, 1), (9, 0, 1), (16, 40, 1), (40, 160, 2))])
+
+
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_weights_in_any_order(few, dtype, monkeypatch):
