@@ -29,6 +29,8 @@ from gnncompile._compat.inductor_call import installed
 from gnncompile._compat.numbers import EXACT_SETTINGS
 from gnncompile.exc import InternalError
 
+aten = torch.ops.aten
+
 SUPPORT = Path(__file__).with_name("aoti_support.h")
 """C++ functions that the code of each package calls."""
 
@@ -250,6 +252,7 @@ class Rewrites:
 
     def decomposed(self, program: ExportedProgram) -> ExportedProgram:
         """Returns a program in the operations that Inductor compiles."""
+        _drop_assertions(program)
         with symbolic_trace():
             if self.fuse is not None:
                 program = program.run_decompositions(inductor_decompositions())
@@ -257,6 +260,19 @@ class Rewrites:
                 program.graph_module.recompile()
             made: ExportedProgram = program.run_decompositions({**inductor_decompositions(), **self.decompositions})
             return made
+
+
+def _drop_assertions(program: ExportedProgram) -> None:
+    """Removes the assertions of dtypes that ``torch.export`` writes before conversions.
+
+    Within ``torch.autocast`` they tell the dtypes of the model's code, but ``run_decompositions`` compares converted
+    tensors with them, and fails.
+    """
+    for module in program.graph_module.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+                module.graph.erase_node(node)
+            module.recompile()
 
 
 def compile_program(

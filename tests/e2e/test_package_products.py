@@ -154,6 +154,28 @@ def test_strides_that_depend_on_sizes_are_no_condition(few, monkeypatch):
     agree(model, program, [(torch.randn(rows, 16),) for rows in (1, 2, 16, 70)])
 
 
+class Autocast(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.layers, self.last, self.dtype = sage(), nn.Linear(48, 8), dtype
+
+    def forward(self, x, edge_index):
+        with torch.autocast("cpu", self.dtype):
+            (hidden,) = pytree.tree_leaves(self.layers(x, edge_index))
+            return self.last(hidden.relu()).float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    torch.manual_seed(0)
+    model = Autocast(dtype).eval()
+    program = traced(model, inputs_of(EDGES, (40, 160, 3)), EDGES)
+    for size in ((1, 0, 1), (9, 30, 1), (70, 300, 2)):
+        call = inputs_of(EDGES, size)
+        with torch.no_grad():
+            torch.testing.assert_close(pytree.tree_leaves(program(*call))[0], model(*call), rtol=3e-2, atol=3e-2)
+
+
 def test_products_over_rows_are_the_librarys(monkeypatch):
     torch.manual_seed(0)
     model = OverRows().eval()
