@@ -350,15 +350,20 @@ def _equal_sizes(captured: Captured, paths: dict[str, int]) -> list[tuple[_Part,
 
 
 def widths(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[str]:
-    """Returns the symbols of sizes that are numbers of columns alone, as of integer features ``[num_edges, 3]``."""
+    """Returns the symbols of sizes that are numbers of features alone.
+
+    These are the sizes of last axes, as of integer features ``[num_edges, 3]``, and of other axes but the first that
+    the model takes for a number, as of heads ``[num_nodes, 8, 32]``.
+    """
     leaves, columns, rows = pytree.tree_leaves((args, kwargs)), set[str](), set[str]()
     for part, fake in _arguments(captured, _paths(args, kwargs)):
         has_columns = part.row is None and not _is_edge_list(leaves[part.leaf])
         sizes: Any = fake.shape if isinstance(fake, Tensor) else ()
         for axis, size in enumerate(sizes):
             if isinstance(size, SymInt):
-                is_last = 0 < axis == len(sizes) - 1
-                (columns if has_columns and is_last else rows).add(_compat.first_symbol(size))
+                counts_features = axis == len(sizes) - 1 or known_size(size) is not None
+                is_width = has_columns and axis > 0 and counts_features
+                (columns if is_width else rows).add(_compat.first_symbol(size))
     return columns - rows
 
 
@@ -381,7 +386,7 @@ def dynamic_axes(
         before = 0 if part.row is None else 1
         if isinstance(fake, Tensor):
             found[part.leaf] |= {before + at for at in dynamic_dimensions(fake) if str(fake.shape[at]) not in fixed}
-        elif isinstance(fake, SymInt) and part.axis is not None and str(fake) not in fixed:
+        elif isinstance(fake, SymInt) and part.axis is not None and known_size(fake) is None and str(fake) not in fixed:
             found[part.leaf].add(before + part.axis)
     # Nothing reads the other arguments, so their rows may be any number.
     return [tuple(sorted(found[at])) if at in read else _rows(leaf) for at, leaf in enumerate(leaves)]

@@ -75,26 +75,60 @@ class _TracedError(Exception):
     """Ends a package before it is compiled."""
 
 
-def test_an_example_may_have_as_many_nodes_and_edges_as_features(monkeypatch, tmp_path):
-    """Then all sizes of the example are equal, and no two of them may become one size."""
+def as_served(model, example, monkeypatch):
+    """Returns the traced model that a package holds, without compiling it."""
     found = []
 
     def traced(program, *rest):
         found.append(program)
         raise _TracedError
 
-    monkeypatch.setattr(aoti, "compile_program", traced)
-    torch.manual_seed(0)
-    model = TwoLayers(GINEConv(nn.Linear(16, 32), edge_dim=16), GINEConv(nn.Linear(32, 8), edge_dim=16)).eval()
-    x, edge_index = inputs_of(EDGES, (16, 16, 1))
-    with pytest.raises(_TracedError):
-        gnncompile.package(model, (x, edge_index, torch.randn(16, 16)), tmp_path / "model.pt2")
-    served = found[0].module()
-    for nodes, edges in ((1, 5), (9, 0), (16, 16), (40, 160)):
-        call = (*inputs_of(EDGES, (nodes, edges, 1)), torch.randn(edges, 16))
+    with monkeypatch.context() as patches, pytest.raises(_TracedError):
+        patches.setattr(aoti, "compile_program", traced)
+        gnncompile.package(model, example, "model.pt2")
+    return found[0].module()
+
+
+def agree_when_served(model, served, calls):
+    for call in calls:
         with torch.no_grad():
             for ours, theirs in zip(pytree.tree_leaves(served(*call)), pytree.tree_leaves(model(*call)), strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_example_may_have_as_many_nodes_and_edges_as_features(monkeypatch):
+    """Then all sizes of the example are equal, and no two of them may become one size."""
+    torch.manual_seed(0)
+    model = TwoLayers(GINEConv(nn.Linear(16, 32), edge_dim=16), GINEConv(nn.Linear(32, 8), edge_dim=16)).eval()
+
+    def call(nodes, edges):
+        return *inputs_of(EDGES, (nodes, edges, 1)), torch.randn(edges, 16)
+
+    served = as_served(model, call(16, 16), monkeypatch)
+    agree_when_served(model, served, [call(1, 5), call(9, 0), call(16, 16), call(40, 160)])
+
+
+class Heads(nn.Module):
+    """Takes features ``[num_nodes, 4, 16]``, each head with a weight of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.conv = nn.Parameter(torch.randn(4, 16)), GCNConv(16, 8)
+
+    def forward(self, x, edge_index):
+        return self.conv((x * self.weight).sum(1), edge_index)
+
+
+def test_features_of_two_axes(monkeypatch):
+    torch.manual_seed(0)
+    model = Heads().eval()
+
+    def call(nodes, edges):
+        return torch.randn(nodes, 4, 16), inputs_of(EDGES, (nodes, edges, 1))[1]
+
+    for example in (call(40, 160), call(4, 16)):
+        served = as_served(model, example, monkeypatch)
+        agree_when_served(model, served, [call(1, 5), call(9, 0), call(4, 4), call(40, 160)])
 
 
 def test_kept_layouts_give_the_results_of_the_model():
