@@ -29,8 +29,6 @@ from gnncompile._compat.inductor_call import installed
 from gnncompile._compat.numbers import EXACT_SETTINGS
 from gnncompile.exc import InternalError
 
-aten = torch.ops.aten
-
 SUPPORT = Path(__file__).with_name("aoti_support.h")
 """C++ functions that the code of each package calls."""
 
@@ -268,9 +266,10 @@ def _drop_assertions(program: ExportedProgram) -> None:
     Within ``torch.autocast`` they tell the dtypes of the model's code, but ``run_decompositions`` compares converted
     tensors with them, and fails.
     """
+    assertion = torch.ops.aten._assert_tensor_metadata.default
     for module in program.graph_module.modules():
         if isinstance(module, fx.GraphModule):
-            for node in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+            for node in module.graph.find_nodes(op="call_function", target=assertion):
                 module.graph.erase_node(node)
             module.recompile()
 
