@@ -239,7 +239,7 @@ def _fake_products_of_same_rows(left: Tensor, rights: list[Tensor], added: list[
     return [left.new_empty((left.size(0), right.size(1))) for right in rights]
 
 
-def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
+def product_over_rows(left: Tensor, right: Tensor) -> Tensor:
     """``[n, k].T @ [n, m]``, all of one floating dtype."""
     return left.t() @ right
 
@@ -248,7 +248,7 @@ def _fake_product_over_rows(left: Tensor, right: Tensor) -> Tensor:
     return left.new_empty((left.size(1), right.size(1)))
 
 
-def _product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """``[n, k].T @ [n, m]`` and ``[n, k].sum(0)``, all of one floating dtype."""
     return left.t() @ right, left.sum(0)
 
@@ -257,7 +257,7 @@ def _fake_product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tenso
     return _fake_product_over_rows(left, right), left.new_empty(left.size(1))
 
 
-def _two_products_over_rows(
+def two_products_over_rows(
     left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
 ) -> list[Tensor]:
     """``[n, k].T @ [n, m]`` of two pairs of matrices, each followed by ``[n, k].sum(0)`` if its flag is set."""
@@ -313,16 +313,16 @@ for _schema, _op, _of_fakes in (
         _products_of_same_rows,
         _fake_products_of_same_rows,
     ),
-    ("product_over_rows(Tensor left, Tensor right) -> Tensor", _product_over_rows, _fake_product_over_rows),
+    ("product_over_rows(Tensor left, Tensor right) -> Tensor", product_over_rows, _fake_product_over_rows),
     (
         "product_and_sums_over_rows(Tensor left, Tensor right) -> (Tensor, Tensor)",
-        _product_and_sums_over_rows,
+        product_and_sums_over_rows,
         _fake_product_and_sums_over_rows,
     ),
     (
         "two_products_over_rows(Tensor left, Tensor right, bool sums, "
         "Tensor other_left, Tensor other_right, bool other_sums) -> Tensor[]",
-        _two_products_over_rows,
+        two_products_over_rows,
         _fake_two_products_over_rows,
     ),
     ("sums_over_rows(Tensor rows, Tensor behind) -> Tensor", _sums_over_rows, _fake_sums_over_rows),

@@ -15,6 +15,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.ir.region import parse
 from gnncompile.layout import csr
+from gnncompile.ops import gemm
 from gnncompile.ops.degree import edges_per_row
 from gnncompile.ops.launch import launch
 
@@ -84,49 +85,13 @@ def _bounded(index: Tensor, size: int, wraps: bool) -> Tensor:
     return found.expand(index.shape)
 
 
-# No product is added in place: a traced program makes new tensors.
-
-
-def _product(
-    left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | None, relu: bool, in_place: bool
-) -> Tensor:
-    return _products(((left, right),), added, gate, relu)
-
-
-def _sum_of_products(
-    left: Tensor,
-    right: Tensor,
-    other_left: Tensor,
-    other_right: Tensor,
-    added: Tensor | None,
-    gate: Tensor | None,
-    relu: bool,
-    in_place: bool,
-) -> Tensor:
-    return _products(((left, right), (other_left, other_right)), added, gate, relu)
-
-
-def _products(
-    factors: Sequence[tuple[Tensor, Tensor]], added: Tensor | None, gate: Tensor | None, relu: bool
-) -> Tensor:
+def _product(*given: Any) -> Tensor:
+    """A product with a weight, or the sum of two. None is added in place: a traced program makes new tensors."""
     from gnncompile.codegen.gemm import sized
 
-    return sized.product(factors, added, gate, relu, _compat.size_now(factors[0][0].size(0)), launch)
-
-
-def _product_over_rows(left: Tensor, right: Tensor) -> Tensor:
-    return left.t() @ right
-
-
-def _product_and_sums_over_rows(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    return left.t() @ right, left.sum(0)
-
-
-def _two_products_over_rows(
-    left: Tensor, right: Tensor, sums: bool, other_left: Tensor, other_right: Tensor, other_sums: bool
-) -> list[Tensor]:
-    found = [left.t() @ right, *([left.sum(0)] if sums else [])]
-    return [*found, other_left.t() @ other_right, *([other_left.sum(0)] if other_sums else [])]
+    *matrices, added, gate, relu, _in_place = given
+    factors = list(zip(matrices[::2], matrices[1::2], strict=True))
+    return sized.product(factors, added, gate, relu, _compat.size_now(matrices[0].size(0)), launch)
 
 
 DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
@@ -139,10 +104,10 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     _own.seal.default: _seal,
     _own.same_or_empty.default: _same_or_empty,
     _own.product.default: _product,
-    _own.sum_of_products.default: _sum_of_products,
-    _own.product_over_rows.default: _product_over_rows,
-    _own.product_and_sums_over_rows.default: _product_and_sums_over_rows,
-    _own.two_products_over_rows.default: _two_products_over_rows,
+    _own.sum_of_products.default: _product,
+    _own.product_over_rows.default: gemm.product_over_rows,
+    _own.product_and_sums_over_rows.default: gemm.product_and_sums_over_rows,
+    _own.two_products_over_rows.default: gemm.two_products_over_rows,
 }
 """Our ops that are traced as launches and as operations of torch's."""
 

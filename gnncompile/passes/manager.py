@@ -226,7 +226,7 @@ def run_pre_grad(
     if observer is not None:
         observer.before(ctx, sources)
     dump = GraphDump("graph", ctx.graph)
-    for one in _wanted(PRE_GRAD, options):
+    for one in wanted(PRE_GRAD, options):
         one.run(ctx)
         ctx.graph.lint()
         dump.after(one.name)
@@ -250,12 +250,12 @@ def run_post_grad(graph: fx.Graph, options: Options) -> None:
 
 def _run(stage: Stage, passes: Iterable[Pass], graph: fx.Graph, options: Options) -> None:
     dump = GraphDump(stage, graph)
-    for one in _wanted(passes, options):
+    for one in wanted(passes, options):
         one.run(graph)
         dump.after(one.name)
 
 
-def _wanted(passes: Iterable[Pass], options: Options) -> list[Pass]:
+def wanted(passes: Iterable[Pass], options: Options) -> list[Pass]:
     """The passes that no option turns off."""
     return [one for one in passes if one.option is None or getattr(options, one.option)]
 

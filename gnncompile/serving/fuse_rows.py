@@ -10,30 +10,23 @@ from __future__ import annotations
 from torch import fx
 
 from gnncompile.options import Options
-from gnncompile.passes.post_grad import (
-    expand_small_products,
-    fuse_epilogue,
-    fuse_gemm_pairs,
-    gemm_epilogue,
-    lower_gemm,
-    round_compared,
-)
+from gnncompile.passes.manager import POST_GRAD, wanted
 
-_PASSES = (
-    (expand_small_products, None),
-    (round_compared, None),
-    (fuse_epilogue, "epilogues"),
-    (gemm_epilogue, "epilogues"),
-    (lower_gemm, "products"),
-    (fuse_gemm_pairs, "products"),
+_NAMES = (
+    "expand_small_products",
+    "round_compared",
+    "fuse_epilogue",
+    "gemm_epilogue",
+    "lower_gemm",
+    "fuse_gemm_pairs",
 )
-"""The passes and their options, in the order of a process: those before the fusions prepare the graph for them."""
+"""The fusions, and the passes that prepare the graph for them. They run in the order of a process."""
 
 
 def run(graph: fx.Graph, options: Options) -> None:
     """Rewrites the graph in place, but for the passes that an option turns off."""
-    for one, option in _PASSES:
-        if option is None or getattr(options, option):
+    for one in wanted(POST_GRAD, options):
+        if one.name in _NAMES:
             one.run(graph)
     graph.eliminate_dead_code()
     graph.lint()

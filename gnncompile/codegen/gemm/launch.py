@@ -98,8 +98,7 @@ def _launch_by_rows(
     """Launches products with weights. `ends` is what follows their sum, and `others` are the kernel's other tensors."""
     rows = out.size(0)
     ways = tuple([(*right.shape, *right.stride()) for _, right in factors])
-    kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    plan = plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind, *ends))
+    plan = plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind_of(added), *ends))
     matrices = [
         m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, _ready(right, read))
     ]
@@ -109,6 +108,11 @@ def _launch_by_rows(
         (rows, *plan.numbers),
         plan.constants,
     )
+
+
+def kind_of(added: Tensor | None) -> str:
+    """Returns what is added to products, as kernels call it."""
+    return "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
 
 
 Way = tuple[int, int, int, int]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.launch import Factors, Way, Weight, plan_by_rows, split_kernel, storage_order
+from gnncompile.codegen.gemm.launch import Factors, Way, kind_of, plan_by_rows, split_kernel, storage_order
 from gnncompile.codegen.triton.hub_lists import Launch
 
 _NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
@@ -43,9 +43,11 @@ def product(
     left, right = factors[0]
     few = expected is not None and expected <= tuning.TILES.few_rows
     stored = [_stored(weight) for _, weight in factors]
-    kind = "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in stored), (kind, relu, gate is not None))
-    weights = [_as_read(weight, read, start) for (weight, _), read in zip(stored, plan.weights, strict=True)]
+    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in stored), (kind_of(added), relu, gate is not None))
+    weights = [
+        weight if read.becomes == "itself" else in_parts(weight, way[:2], read.padded, read.transposed, start)
+        for (weight, way), read in zip(stored, plan.weights, strict=True)
+    ]
     out = left.new_empty((left.size(0), right.size(1)))
     given = [
         *(left, weights[0]),
@@ -76,11 +78,17 @@ def _stored(weight: Tensor) -> tuple[Tensor, Way]:
     return weight.contiguous(), (depth, columns, columns, 1)
 
 
-def _as_read(weight: Tensor, read: Weight, start: Launch) -> Tensor:
-    """Returns what a kernel reads of a weight without gaps: itself, or its three bfloat16 parts."""
-    if read.becomes == "itself":
-        return weight
-    parts, block = weight.new_empty((3, *read.padded), dtype=torch.bfloat16), tuning.TILES.split_block
-    entry = split_kernel.entry(("weight", "parts"), (weight.dtype, parts.dtype), 5, (read.transposed, block))
-    numbers: list[Any] = [*(reversed(weight.shape) if read.transposed else weight.shape), read.pitch, *read.padded]
-    return start(entry, [weight, parts], numbers, -(-read.padded[0] * read.padded[1] // block), [1])[0]
+def in_parts(weight: Tensor, size: tuple[int, int], padded: tuple[int, int], transposed: bool, start: Launch) -> Tensor:
+    """Returns a weight in three bfloat16 parts, ``[3, *padded]``, with zeros around it.
+
+    Args:
+        weight: float32, contiguous.
+        size: Its depth and its columns.
+        padded: The size of a part.
+        transposed: Whether its columns lie together.
+        start: Launches a kernel.
+    """
+    parts, block = weight.new_empty((3, *padded), dtype=torch.bfloat16), tuning.TILES.split_block
+    entry = split_kernel.entry(("weight", "parts"), (weight.dtype, parts.dtype), 5, (transposed, block))
+    numbers = [*size, size[0] if transposed else size[1], *padded]
+    return start(entry, [weight, parts], numbers, -(-padded[0] * padded[1] // block), [1])[0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.gemm.sized import in_parts
 from gnncompile.codegen.triton import layout_kernels
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, longest_of, most_hubs
@@ -22,7 +23,7 @@ from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, trito
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.program_sums import ProgramSums
 from gnncompile.codegen.triton.tile import padded
-from gnncompile.codegen.triton.tiled_kernel import TiledKernel, split_kernel
+from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.tiled_layers import matrix
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
@@ -197,7 +198,8 @@ def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
         make = run.given["rowptr"].new_empty if region.unmasked else run.given["rowptr"].new_zeros
         run.given[name] = make((run.edges, region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]))
     for name, size in kernel.weights().items():
-        run.given[name] = _split_weights(run, tensors[f"t{name[1:]}"], *size)
+        whole = padded(size[0]), padded(size[1])
+        run.given[name] = in_parts(tensors[f"t{name[1:]}"], size, whole, False, run.start)
     if region.double:  # walks take bools as numbers
         bools = {name: t.to(torch.float64) for name, t in tensors.items() if name[0] == "t" and t.dtype is torch.bool}
         run.given.update(bools)
@@ -229,15 +231,6 @@ def _run_parts(kernel: TiledKernel, degree: int, tensors: dict[str, Tensor], run
         outputs = [run.given[f"out{k}"] for k in part.outputs]
         found = _run(inner, degree, [*given, *leaves], layout, outputs, run.start)
         run.given.update(zip([f"out{k}" for k in part.outputs], found, strict=True))
-
-
-def _split_weights(run: _Run, weights: Tensor, rows: int, columns: int) -> Tensor:
-    """Returns weights in three bfloat16 parts: see :class:`TiledKernel`."""
-    size, block = (padded(rows), padded(columns)), tuning.TILES.split_block
-    parts = weights.new_empty((3, *size), dtype=torch.bfloat16)
-    entry = split_kernel.entry(("weights", "parts"), (weights.dtype, torch.bfloat16), 5, (False, block))
-    programs = -(-size[0] * size[1] // block)
-    return run.start(entry, [weights, parts], [rows, columns, columns, *size], programs, [1])[0]
 
 
 def _factor(kernel: TiledKernel, i: int, run: _Run) -> Tensor:
