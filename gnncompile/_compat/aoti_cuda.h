@@ -164,28 +164,70 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
 
 // The kernels that sort edges: see gnncompile/codegen/triton/sorting.py, which does the same.
 struct Sort {
-  Kernel &rank, &keys, &place;
-  int64_t few, ranked, block;
+  Kernel &rank, &keys, &place, &place_short, &count_rows, &scan, &first, &count, &last;
+  int64_t few, ranked, block, placed, radix_edges, radix_rows, radix_block, bins, scanned;
 };
 
 struct Size {
   int64_t edges, rows, columns;
 };
 
+inline int64_t blocks_of(int64_t number, int64_t block) { return (number + block - 1) / block; }
+
+// A new tensor of numbers on the device of another tensor.
+inline RAIIAtenTensorHandle new_numbers(AtenTensorHandle like, int64_t size, int32_t dtype) {
+  const int64_t stride = 1;
+  int32_t device = 0;
+  AtenTensorHandle made = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like, &device));
+  AOTI_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &size, &stride, dtype, aoti_torch_device_type_cuda(), device, &made));
+  return RAIIAtenTensorHandle(made);
+}
+
+// Sorts by rows of one or two digits, and writes the layout.
+inline void radix_sort_edges(const Sort& sort, cudaStream_t stream, const Size& is, AtenTensorHandle index,
+                             AtenTensorHandle other, AtenTensorHandle alive, AtenTensorHandle rowptr,
+                             AtenTensorHandle col, AtenTensorHandle edge, Flags* flags) {
+  const std::initializer_list<int64_t> sizes = {is.edges, is.rows, is.columns};
+  const int64_t blocks = blocks_of(is.edges, sort.radix_block);
+  const int32_t word = aoti_torch_dtype_int32();
+  const auto counts = new_numbers(edge, blocks * sort.bins, aoti_torch_dtype_int16());
+  const auto earlier = new_numbers(edge, blocks * sort.bins, word), totals = new_numbers(edge, sort.bins, word);
+  const auto first_key = new_numbers(edge, is.edges, word), key = new_numbers(edge, is.edges, word),
+             order = new_numbers(edge, is.edges, word);
+  const bool two_digits = is.rows >= sort.bins;
+  launch(sort.count_rows, stream, blocks, 1, {index, other, alive, first_key, counts}, sizes, flags);
+  const auto scan = [&] {
+    launch(sort.scan, stream, sort.bins / sort.scanned, 1, {counts, earlier, totals}, {blocks});
+  };
+  scan();
+  launch(sort.first, stream, blocks, 1,
+         {first_key, first_key, counts, earlier, totals, key, two_digits ? edge : order.get()}, {is.edges});
+  if (two_digits) {
+    launch(sort.count, stream, blocks, 1, {key, counts}, {is.edges});
+    scan();
+    launch(sort.last, stream, blocks, 1, {key, edge, counts, earlier, totals, first_key, order}, {is.edges});
+  }
+  launch(sort.place_short, stream, blocks_of(is.edges, sort.placed) + blocks_of(is.rows + 1, sort.placed), 1,
+         {two_digits ? first_key.get() : key.get(), order, other, rowptr, col, edge}, sizes);
+}
+
 inline void sort_edges(const Sort& sort, cudaStream_t stream, const Size& is, AtenTensorHandle index,
                        AtenTensorHandle other, AtenTensorHandle alive, AtenTensorHandle rowptr, AtenTensorHandle col,
                        AtenTensorHandle edge, Flags* flags) {
   const std::initializer_list<int64_t> sizes = {is.edges, is.rows, is.columns};
-  const auto blocks = [](int64_t number, int64_t block) { return (number + block - 1) / block; };
-  const auto programs = [&](int64_t block) { return blocks(is.edges, block) + blocks(is.rows + 1, block); };
+  const auto programs = [&](int64_t block) { return blocks_of(is.edges, block) + blocks_of(is.rows + 1, block); };
   if (is.edges <= sort.few && is.rows < sort.few)
     return launch(sort.rank, stream, programs(sort.ranked), 1, {index, other, alive, rowptr, col, edge}, sizes, flags);
-  launch(sort.keys, stream, blocks(is.edges, sort.block), 1, {index, other, alive, edge}, sizes, flags);
+  if (is.edges <= sort.radix_edges && is.rows < sort.radix_rows)
+    return radix_sort_edges(sort, stream, is, index, other, alive, rowptr, col, edge, flags);
+  launch(sort.keys, stream, blocks_of(is.edges, sort.block), 1, {index, other, alive, edge}, sizes, flags);
   int32_t stable = 1;
   AtenTensorHandle key = nullptr, order = nullptr;
   AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_sort_stable(edge, &stable, 0, 0, &key, &order));
   const RAIIAtenTensorHandle owned_key(key), owned_order(order);
-  launch(sort.place, stream, programs(sort.block), 1, {key, order, other, rowptr, col, edge}, sizes);
+  launch(sort.place, stream, programs(sort.placed), 1, {key, order, other, rowptr, col, edge}, sizes);
 }
 
 }  // namespace gnncompile

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gnncompile.codegen.triton import sorting
+from gnncompile.codegen.triton import radix_sort, sorting
 from gnncompile.layout import csr
 
 GRAPHS = {
@@ -36,10 +36,11 @@ def expected(index: Tensor, other: Tensor, alive: Tensor | None, rows: int, colu
 
 
 @pytest.mark.parametrize("wraps", [(False, False), (True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+@pytest.mark.parametrize("way", ["few", "radix", "torch"])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_layouts_are_those_of_torch(graph, few, wraps, device, monkeypatch):
-    monkeypatch.setattr(sorting, "FEW", 10**6 if few else -1)
+def test_layouts_are_those_of_torch(graph, way, wraps, device, monkeypatch):
+    monkeypatch.setattr(sorting, "FEW", 10**6 if way == "few" else -1)
+    monkeypatch.setattr(radix_sort, "MOST_EDGES", 10**6 if way == "radix" else -1)
     rows, columns, edges = GRAPHS[graph]
     generator = torch.Generator().manual_seed(1)
     for dtypes in ((torch.int64, torch.int64), (torch.int32, torch.int64)):
@@ -59,3 +60,19 @@ def test_layouts_are_those_of_torch(graph, few, wraps, device, monkeypatch):
                 assert bool(found[3]) == bad
                 for ours, theirs in zip(found[:3], layout, strict=True):
                     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [255, 256, 2000])
+def test_a_radix_sort_of_several_blocks(rows, device, monkeypatch):
+    """One digit or two; with 2,000 rows more blocks than a program reads counts of at once, and a hub."""
+    edges = 17_500 if rows == 2000 else 2_500
+    index, other = (one.to(device) for one in random_edges(rows, 90, edges, (False, False), (torch.int64, torch.int64)))
+    index[::3] = rows - 7
+    monkeypatch.setattr(sorting, "FEW", -1)
+    monkeypatch.setattr(radix_sort, "_MANY", 8)
+    radix_sort._stages.cache_clear()
+    found = sorting.sort_edges(index, other, None, rows, 90)
+    radix_sort._stages.cache_clear()
+    *layout, _ = expected(index, other, None, rows, 90, (False, False))
+    for ours, theirs in zip(found[:3], layout, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -30,7 +30,7 @@ BLOCK = 1024
 ORDERED = 64
 """The hubs of a program that orders them, and those that it compares them with at once."""
 
-FEW = 8 * BLOCK
+FEW = 4 * BLOCK
 """The most rows whose hubs one program lists, in one launch. More rows take four launches."""
 
 NO_LARGE = 2**30

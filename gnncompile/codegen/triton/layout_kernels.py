@@ -11,11 +11,38 @@ import triton.language as tl
 
 
 @triton.jit
+def smaller(sorted_ptr, number, apart, value, WAYS: tl.constexpr = 8):
+    """How many of `number` sorted numbers, so far apart, are smaller than each value.
+
+    A step reads some numbers at once, since it waits for one as long as for several.
+    """
+    low = tl.zeros_like(value)
+    rest = number  # the answer is in [low, low + rest]
+    while rest > 0:
+        part = rest // WAYS + 1
+        found = tl.zeros_like(value)
+        for way in tl.static_range(1, WAYS):
+            at = low + (way * part - 1)
+            found += (tl.load(sorted_ptr + at * apart, mask=at < number, other=2**31 - 1) < value).to(value.dtype)
+        low += found * part
+        rest = part - 1
+    return low
+
+
+@triton.jit
 def pieces_of(rowptr_ptr, row, num_rows, longest):
     """The pieces of each row, 0 for rows that are no hubs."""
     inside = row < num_rows
     degree = tl.load(rowptr_ptr + row + 1, mask=inside, other=0) - tl.load(rowptr_ptr + row, mask=inside, other=0)
     return tl.where(degree > longest, (degree + (longest - 1)) // longest, 0)
+
+
+@triton.jit
+def hubs_of(rowptr_ptr, row, num_rows, longest, fewest):
+    """The pieces of each row, and 1 for a large hub, 2**32 for another hub, 0 for other rows, int64."""
+    pieces = pieces_of(rowptr_ptr, row, num_rows, longest)
+    found = tl.where(pieces >= fewest, 1, (pieces > 0).to(tl.int64) << 32)
+    return pieces, found
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks", "longest", "fewest"])
@@ -48,43 +75,31 @@ def sum_up(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.constexpr):
 def list_few(rowptr_ptr, hubs_ptr, pieces_ptr, num_rows, longest, fewest, most_hubs, most_pieces, BLOCK: tl.constexpr):
     """Lists the hubs of few rows and their pieces, in one program: see `place` and `own`."""
     lane = tl.arange(0, BLOCK)
-    larges, smalls, of_larges, of_smalls = 0, 0, 0, 0
+    hubs = tl.zeros([BLOCK], tl.int64)  # large ones, and others in the upper half
+    of_hubs = tl.zeros([BLOCK], tl.int64)  # their pieces
     for start in range(0, num_rows, BLOCK):
-        pieces = pieces_of(rowptr_ptr, start + lane, num_rows, longest)
-        large = pieces >= fewest
-        larges += tl.sum(large.to(tl.int32), 0)
-        smalls += tl.sum(((pieces > 0) & (pieces < fewest)).to(tl.int32), 0)
-        of_larges += tl.sum(tl.where(large, pieces, 0), 0)
-        of_smalls += tl.sum(tl.where(large, 0, pieces), 0)
-    hubs, last = larges + smalls, of_larges + of_smalls
-    next_large, next_small, next_of_large, next_of_small = 0, larges, 0, of_larges
-    for start in range(0, num_rows, BLOCK):
+        pieces, found = hubs_of(rowptr_ptr, start + lane, num_rows, longest, fewest)
+        hubs += found
+        of_hubs += pieces * found
+    all_hubs, all_pieces = tl.sum(hubs, 0), tl.sum(of_hubs, 0)
+    larges, of_larges = all_hubs & 0xFFFFFFFF, all_pieces & 0xFFFFFFFF
+    number, last = (larges + (all_hubs >> 32)).to(tl.int32), (of_larges + (all_pieces >> 32)).to(tl.int32)
+    next_hub, next_piece = larges << 32, of_larges << 32
+    for start in range(0, tl.where(number > 0, num_rows, 0), BLOCK):
         row = start + lane
-        pieces = pieces_of(rowptr_ptr, row, num_rows, longest)
-        large = pieces >= fewest
-        small = (pieces > 0) & (pieces < fewest)
-        is_large, is_small = large.to(tl.int32), small.to(tl.int32)
-        of_large, of_small = tl.where(large, pieces, 0), tl.where(small, pieces, 0)
-        hub = tl.where(
-            large,
-            next_large + tl.cumsum(is_large, 0) - is_large,
-            next_small + tl.cumsum(is_small, 0) - is_small,
-        )
-        first = tl.where(
-            large,
-            next_of_large + tl.cumsum(of_large, 0) - of_large,
-            next_of_small + tl.cumsum(of_small, 0) - of_small,
-        )
-        tl.store(hubs_ptr + hub * 3, row, mask=pieces > 0)
-        tl.store(hubs_ptr + hub * 3 + 1, first, mask=pieces > 0)
-        tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
-        next_large += tl.sum(is_large, 0)
-        next_small += tl.sum(is_small, 0)
-        next_of_large += tl.sum(of_large, 0)
-        next_of_small += tl.sum(of_small, 0)
+        pieces, found = hubs_of(rowptr_ptr, row, num_rows, longest, fewest)
+        hub = next_hub + tl.cumsum(found, 0) - found
+        first = next_piece + tl.cumsum(pieces * found, 0) - pieces * found
+        half = tl.where(pieces >= fewest, 0, 32)
+        place = hubs_ptr + ((hub >> half) & 0xFFFFFFFF) * 3
+        tl.store(place, row, mask=pieces > 0)
+        tl.store(place + 1, ((first >> half) & 0xFFFFFFFF).to(tl.int32), mask=pieces > 0)
+        tl.store(place + 2, pieces, mask=pieces > 0)
+        next_hub += tl.sum(found, 0)
+        next_piece += tl.sum(pieces * found, 0)
     tl.debug_barrier()  # other threads read the hubs
     for start in range(0, tl.maximum(most_hubs, most_pieces), BLOCK):
-        own_pieces(hubs_ptr, pieces_ptr, start + lane, hubs, last, most_hubs, most_pieces)
+        own_pieces(hubs_ptr, pieces_ptr, start + lane, number, last, most_hubs, most_pieces)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks", "longest", "fewest"])
@@ -145,15 +160,9 @@ def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.cons
 @triton.jit
 def own_pieces(hubs_ptr, pieces_ptr, piece, hubs, last, most_hubs, most_pieces):
     """Writes what `own` writes, for a block of pieces, given the numbers of hubs and of pieces."""
-    low = piece * 0
-    high = low + hubs
-    while tl.max(high - low, 0) > 1:  # the last hub that begins with the piece or before it is in [low, high)
-        middle = (low + high) // 2
-        begins = tl.load(hubs_ptr + middle * 3 + 1, mask=middle < hubs, other=0) <= piece
-        several = high - low > 1
-        low = tl.where(several & begins, middle, low)
-        high = tl.where(several & (begins == 0), middle, high)
-    tl.store(pieces_ptr + piece, tl.where(piece < last, low, -1), mask=piece < most_pieces)
+    # All hubs before the last that begins with the piece or before it. The first begins with piece 0.
+    before = smaller(hubs_ptr + 1, hubs, 3, piece + 1) - 1
+    tl.store(pieces_ptr + piece, tl.where(piece < last, before, -1), mask=piece < most_pieces)
     unused = (piece >= hubs) & (piece < most_hubs)
     for part in range(3):
         tl.store(hubs_ptr + piece * 3 + part, piece * 0, mask=unused)
@@ -193,7 +202,7 @@ def weight(position):
 
 @triton.jit
 def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Adds up what a program contributes to a seal for one of the sealed tensors, and for the size beside it.
+    """Returns what a program contributes to a seal for one of the sealed tensors and the size beside it, in parts.
 
     Args:
         values_ptr: The tensor.
@@ -217,10 +226,10 @@ def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS:
         if BITS == 64:
             values = values.to(tl.int64, bitcast=True)
         total += values.to(tl.int64) * weight(at + (PART << 40))
-    counts = tl.where(lane == 0, number.to(tl.int64), size.to(tl.int64))
-    told = (program == 0) & (lane < 2)
-    total += tl.where(told, counts * weight(lane + ((PART << 40) + (1 << 39))), 0)
-    return tl.sum(total, 0)
+    if program == 0:
+        counts = tl.where(lane == 0, number.to(tl.int64), size.to(tl.int64))
+        total += tl.where(lane < 2, counts * weight(lane + ((PART << 40) + (1 << 39))), 0)
+    return total
 
 
 @triton.jit

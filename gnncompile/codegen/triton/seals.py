@@ -102,8 +102,9 @@ class _Sealed:
         body = [
             "program = tl.program_id(0)",
             "programs = tl.num_programs(0)",
+            "found = tl.zeros([1], tl.int64)",
             *self._sum(),
-            "tl.store(shares + program, found)",
+            "tl.store(shares + program + tl.arange(0, 1), found)",
         ]
         entry = self._entry("add_up", [*self._names, "shares"], (*self._types, torch.int64), self._counts, body)
         return launch(entry, [*self.values, shares], self.numbers, programs, [len(self.values)])[0]
@@ -119,7 +120,7 @@ class _Sealed:
             f"    part = tl.arange(0, {MOST})",
             "    found += tl.sum(tl.load(shares + part, mask=part < parts, other=0), 0)",
             "else:",
-            *(f"    {line}" for line in self._sum("found +=")),
+            *(f"    {line}" for line in self._sum()),
             "same = found == tl.load(expected)",
             *(f"copy(v{at}, safe{at}, number{at}, same, FILL={fill}, BLOCK={BLOCK})" for at, fill in copied.items()),
             "wrong = (same == 0) & (tl.program_id(0) == 0)",
@@ -129,13 +130,18 @@ class _Sealed:
         names = [*self._names, "shares", "expected", *copies, "bad"]
         return self._entry("compare", names, types, [*self._counts, "parts"], body, flag="layout")
 
-    def _sum(self, first: str = "found =") -> list[str]:
-        lines = []
+    def _sum(self) -> list[str]:
+        """The lines that add up a program's part of the seal. All tensors' blocks are dealt to programs in turn."""
+        lines, shares = ["turn = program"], []
         for at, dtype in enumerate(self._types):
             bits = 8 * dtype.itemsize if dtype.is_floating_point else 0
             constants = f"PART={at}, BITS={bits}, BLOCK={BLOCK}"
-            lines.append(f"share(v{at}, number{at}, size{at}, program, programs, {constants})")
-        return [f"{'found +=' if at else first} {line}" for at, line in enumerate(lines)]
+            lines += [
+                f"share{at} = share(v{at}, number{at}, size{at}, turn, programs, {constants})",
+                f"turn = (turn + programs - tl.cdiv(number{at}, {BLOCK}) % programs) % programs",
+            ]
+            shares.append(f"share{at}")
+        return [*lines, f"found += tl.sum({' + '.join(shares)}, 0)"]
 
     def _entry(
         self,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gnncompile.codegen.triton.layout_kernels import smaller
+
 _SIZES = ["number", "num_rows", "num_columns"]
 _INDICES = ["index_ptr", "other_ptr", "alive_ptr"]
 
@@ -133,7 +135,7 @@ def place(
     num_columns,
     BLOCK: tl.constexpr,
 ):
-    """Writes the layout of sorted keys. Rows are found by binary search."""
+    """Writes the layout of sorted keys. The edges of a row are found by a search."""
     edge_programs = (number + (BLOCK - 1)) // BLOCK
     own = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     if tl.program_id(0) < edge_programs:
@@ -143,15 +145,8 @@ def place(
         tl.store(edge_ptr + own, order.to(tl.int32), mask=inside)
     else:
         row = own - edge_programs.to(tl.int64) * BLOCK
-        low = tl.zeros([BLOCK], tl.int32)
-        high = tl.zeros([BLOCK], tl.int32) + number
-        for _ in range(32):  # the first edge of the row or of a later one is in [low, high]
-            middle = low + (high - low) // 2
-            open_ = low < high
-            smaller = tl.load(key_ptr + middle, mask=open_, other=0) < row
-            low = tl.where(open_ & smaller, middle + 1, low)
-            high = tl.where(open_ & (smaller == 0), middle, high)
-        tl.store(rowptr_ptr + row, low, mask=row <= num_rows)
+        begin = smaller(key_ptr, number, 1, tl.minimum(row, num_rows))
+        tl.store(rowptr_ptr + row, begin.to(tl.int32), mask=row <= num_rows)
 
 
 @triton.jit(do_not_specialize=["number", "num_rows"], do_not_specialize_on_alignment=["alive_ptr"])
@@ -195,21 +190,14 @@ def add_loops(
     last = tl.load(rowptr_ptr + num_rows)
     if tl.program_id(0) < edge_programs:
         inside = own < number
-        low = tl.zeros([BLOCK], tl.int32)
-        high = tl.zeros([BLOCK], tl.int32) + num_rows
-        for _ in range(32):  # the row of the edge, or the number of rows, is in [low, high]
-            middle = low + (high - low) // 2
-            open_ = low < high
-            ended = tl.load(rowptr_ptr + middle + 1, mask=open_, other=0) <= own
-            low = tl.where(open_ & ended, middle + 1, low)
-            high = tl.where(open_ & (ended == 0), middle, high)
+        row = smaller(rowptr_ptr + 1, num_rows, 1, own + 1)  # the rows that end before the edge, or with it
         before = kept_before(sums_ptr, own, inside, last, MASKED)
-        kept = low < num_rows
+        kept = row < num_rows
         total = last
         if MASKED:
             kept = tl.load(sums_ptr + own, mask=inside, other=0) > before
             total = tl.load(sums_ptr + number - 1)
-        place = tl.where(kept, before + low, own + (total + num_rows - before))
+        place = tl.where(kept, before + row, own + (total + num_rows - before))
         tl.store(new_col_ptr + place, tl.load(col_ptr + own, mask=inside, other=0), mask=inside)
         tl.store(new_edge_ptr + place, tl.load(edge_ptr + own, mask=inside, other=0), mask=inside)
     else:

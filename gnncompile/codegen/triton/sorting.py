@@ -1,19 +1,21 @@
 """Sorts the edges of a layout on a GPU, by launches that depend on sizes alone. Imports Triton.
 
 Few edges are sorted by one launch, in which each edge counts the edges before it. Operations of torch's would take
-about ten launches, which is most of the time of a small graph. Other edges take two launches beside torch's sort.
+about ten launches, which is most of the time of a small graph. More edges take three or six launches of a radix sort
+(:mod:`gnncompile.codegen.triton.radix_sort`) and one more, and the largest graphs two beside torch's sort.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.triton import layout_kernels, sort_kernels
+from gnncompile.codegen.triton import layout_kernels, radix_sort, sort_kernels
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, on_device
 
@@ -25,16 +27,27 @@ _keep, _add_loops = (Kernel(kernel, num_warps=_WARPS) for kernel in (sort_kernel
 _inverse = {dtype: Kernel(layout_kernels.invert_degrees, num_warps=_WARPS) for dtype in (torch.float32, torch.float64)}
 
 
+class _Kernels(NamedTuple):
+    rank: Kernel
+    keys: Kernel
+    place: dict[torch.dtype, Kernel]
+
+
 @cache
-def _kernels(index: torch.dtype, other: torch.dtype) -> tuple[Kernel, Kernel, Kernel]:
-    """Returns the kernels `rank`, `keys` and `place` for indices of two dtypes: a launch does not ask for dtypes."""
-    kernels = sort_kernels.rank, sort_kernels.keys, sort_kernels.place
-    rank, keys, place = (Kernel(kernel, num_warps=_WARPS) for kernel in kernels)
-    return rank, keys, place
+def _kernels(index: torch.dtype, other: torch.dtype) -> _Kernels:
+    """Returns the kernels for indices of two dtypes: a launch does not ask for dtypes.
+
+    There is a kernel `place` for each dtype of the edges' numbers.
+    """
+    orders = torch.int32, torch.int64
+    places = {order: Kernel(sort_kernels.place, num_warps=_WARPS) for order in orders}
+    return _Kernels(Kernel(sort_kernels.rank, num_warps=_WARPS), Kernel(sort_kernels.keys, num_warps=_WARPS), places)
 
 
 _RANKED, _STEP = 16, 128
 """The edges or rows of a program of the kernel that counts, and those that it compares them with at once."""
+_PLACED = 256
+"""The edges or rows of a program that writes the layout of sorted keys. It waits for several reads in turn."""
 _BLOCK = 1024
 """The edges or rows of a program of the other kernels."""
 
@@ -46,12 +59,16 @@ class Sort:
     Attributes:
         rank: Sorts few edges: index, other, alive; rowptr, col, edge, bad.
         keys: Writes the keys of many edges: index, other, alive; key, bad.
-        place: Writes the layout of sorted keys: key, order, other; rowptr, col, edge.
+        place: Writes the layout of keys that torch sorted: key, order, other; rowptr, col, edge.
+        place_short: The same, of keys that the radix sort sorted.
+        radix: The kernels of the radix sort: see :func:`gnncompile.codegen.triton.radix_sort.entries`.
     """
 
     rank: Entry
     keys: Entry
     place: Entry
+    place_short: Entry
+    radix: tuple[Entry, ...]
 
     @staticmethod
     def of(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> Sort:
@@ -64,31 +81,32 @@ class Sort:
             wraps: Whether negative rows and columns count from the end.
         """
         given, layout = (index, other, torch.bool), (torch.int32,) * 3
-        names = ("index", "other", "alive")
-        made = ("rowptr", "col", "edge")
-        constants = (*wraps, masked)
-        rank, keys, place = _kernels(index, other)
-        return Sort(
-            *(
-                # an index may be a row of edge_index
-                replace(entry, aligned=False, flag="index" if "bad" in entry.names else None)
-                for entry in (
-                    rank.entry((*names, *made, "bad"), (*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP)),
-                    keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK)),
-                    place.entry(
-                        ("key", "order", "other", *made), (torch.int32, torch.int64, other, *layout), 3, (_BLOCK,)
-                    ),
-                )
-            )
+        names, made = ("index", "other", "alive"), ("rowptr", "col", "edge")
+        placed, constants, kernels = ("key", "order", "other", *made), (*wraps, masked), _kernels(index, other)
+        ranked = (*given, *layout, torch.bool)
+        rank = kernels.rank.entry((*names, *made, "bad"), ranked, 3, (*constants, _RANKED, _STEP))
+        keys = kernels.keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
+        place, place_short = (
+            kernels.place[order].entry(placed, (torch.int32, order, other, *layout), 3, (_PLACED,))
+            for order in (torch.int64, torch.int32)
         )
+        radix = radix_sort.entries(index, other, masked, wraps)
+        used = [_of_package(one) for one in (rank, keys, place, place_short, *radix)]
+        return Sort(used[0], used[1], used[2], used[3], tuple(used[4:]))
 
     @property
-    def entries(self) -> tuple[Entry, Entry, Entry]:
+    def entries(self) -> tuple[Entry, ...]:
         """The kernels in the order of the attributes."""
-        return self.rank, self.keys, self.place
+        return self.rank, self.keys, self.place, self.place_short, *self.radix
 
-    numbers = FEW, _RANKED, _BLOCK
-    """The most edges that `rank` sorts, and the edges or rows of a program of `rank` and of the others."""
+    numbers = FEW, _RANKED, _BLOCK, _PLACED, *radix_sort.NUMBERS
+    """The most edges that `rank` sorts, the edges or rows of a program of `rank`, of `keys` and of `place`, and the
+    numbers of the radix sort."""
+
+
+def _of_package(entry: Entry) -> Entry:
+    """Returns a kernel whose index may be a row of edge_index, and which sets a flag of the call."""
+    return replace(entry, aligned=False, flag="index" if "bad" in entry.names else None)
 
 
 def sort_edges(
@@ -110,19 +128,23 @@ def sort_edges(
         wraps: Whether negative entries of `index` and of `other` count from the end.
     """
     edges, sizes, constants = index.size(0), [index.size(0), num_rows, num_columns], (*wraps, alive is not None)
-    rank, keys, place = _kernels(index.dtype, other.dtype)
+    kernels = _kernels(index.dtype, other.dtype)
     rowptr, col, edge = (index.new_empty((n,), dtype=torch.int32) for n in (num_rows + 1, edges, edges))
     bad = index.new_zeros((1,), dtype=torch.bool)
     given = [index, other, bad if alive is None else alive]
     with on_device(index.get_device()):
         if _are_few(num_rows, edges):
             programs = _blocks(edges, _RANKED) + _blocks(num_rows + 1, _RANKED)
-            rank(programs, [*given, rowptr, col, edge, bad], sizes, (*constants, _RANKED, _STEP))
+            kernels.rank(programs, [*given, rowptr, col, edge, bad], sizes, (*constants, _RANKED, _STEP))
             return rowptr, col, edge, bad
-        keys(_blocks(edges, _BLOCK), [*given, edge, bad], sizes, (*constants, _BLOCK))
-        key, order = torch.sort(edge, stable=True)
-        programs = _blocks(edges, _BLOCK) + _blocks(num_rows + 1, _BLOCK)
-        place(programs, [key, order, other, rowptr, col, edge], sizes, (_BLOCK,))
+        if radix_sort.fits(num_rows, edges):
+            key, order = radix_sort.sort(given, bad, sizes, wraps, alive is not None, (col, edge))
+            col, edge = torch.empty_like(key), torch.empty_like(key)
+        else:
+            kernels.keys(_blocks(edges, _BLOCK), [*given, edge, bad], sizes, (*constants, _BLOCK))
+            key, order = torch.sort(edge, stable=True)
+        programs = _blocks(edges, _PLACED) + _blocks(num_rows + 1, _PLACED)
+        kernels.place[order.dtype](programs, [key, order, other, rowptr, col, edge], sizes, (_PLACED,))
     return rowptr, col, edge, bad
 
 
@@ -167,13 +189,18 @@ def compile_ahead(
     index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool], num_rows: int, num_edges: int
 ) -> None:
     """Starts to compile the kernels of :func:`sort_edges` for a graph, in other threads."""
-    rank, keys, place = _kernels(index, other)
+    kernels = _kernels(index, other)
     given, layout, constants = (index, other, torch.bool), (torch.int32,) * 3, (*wraps, masked)
     if _are_few(num_rows, num_edges):
-        rank.compile_ahead((*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP))
+        kernels.rank.compile_ahead((*given, *layout, torch.bool), 3, (*constants, _RANKED, _STEP))
         return
-    keys.compile_ahead((*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
-    place.compile_ahead((torch.int32, torch.int64, other, *layout), 3, (_BLOCK,))
+    order = torch.int64
+    if radix_sort.fits(num_rows, num_edges):
+        order = torch.int32
+        radix_sort.compile_ahead(index, other, masked, wraps, num_rows)
+    else:
+        kernels.keys.compile_ahead((*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
+    kernels.place[order].compile_ahead((torch.int32, order, other, *layout), 3, (_PLACED,))
 
 
 def compile_degrees_ahead(dtype: torch.dtype) -> None:
