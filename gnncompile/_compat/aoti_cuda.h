@@ -164,7 +164,7 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
 
 // The kernels that sort edges: see gnncompile/codegen/triton/sorting.py, which does the same.
 struct Sort {
-  Kernel &rank, &keys, &place, &place_short, &count_rows, &scan, &first, &count, &last;
+  Kernel &rank, &keys, &place, &place_radix, &count_rows, &scan, &first, &count, &last;
   int64_t few, ranked, block, placed, radix_edges, radix_rows, radix_block, bins, scanned;
 };
 
@@ -209,7 +209,7 @@ inline void radix_sort_edges(const Sort& sort, cudaStream_t stream, const Size& 
     scan();
     launch(sort.last, stream, blocks, 1, {key, edge, counts, earlier, totals, first_key, order}, {is.edges});
   }
-  launch(sort.place_short, stream, blocks_of(is.edges, sort.placed) + blocks_of(is.rows + 1, sort.placed), 1,
+  launch(sort.place_radix, stream, blocks_of(is.edges, sort.placed) + blocks_of(is.rows + 1, sort.placed), 1,
          {two_digits ? first_key.get() : key.get(), order, other, rowptr, col, edge}, sizes);
 }
 
@@ -220,7 +220,7 @@ inline void sort_edges(const Sort& sort, cudaStream_t stream, const Size& is, At
   const auto programs = [&](int64_t block) { return blocks_of(is.edges, block) + blocks_of(is.rows + 1, block); };
   if (is.edges <= sort.few && is.rows < sort.few)
     return launch(sort.rank, stream, programs(sort.ranked), 1, {index, other, alive, rowptr, col, edge}, sizes, flags);
-  if (is.edges <= sort.radix_edges && is.rows < sort.radix_rows)
+  if (is.edges <= sort.radix_edges && is.rows <= sort.radix_rows)
     return radix_sort_edges(sort, stream, is, index, other, alive, rowptr, col, edge, flags);
   launch(sort.keys, stream, blocks_of(is.edges, sort.block), 1, {index, other, alive, edge}, sizes, flags);
   int32_t stable = 1;

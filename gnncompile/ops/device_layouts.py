@@ -111,8 +111,10 @@ def _compile_sort(
 
     rows, edges = (_compat.size_now(one) for one in (num_rows, index.size(0)))
     row, column = (one.dtype if one.dtype is torch.int32 else torch.int64 for one in (index, other))
-    sorting.compile_ahead(row, column, alive is not None, (wrap_rows, wrap_columns), rows or 0, edges or 0)
-    if by_torch.most_hubs(rows or 0, edges or 0):
+    edges = edges or 0
+    rows = edges if rows is None else rows
+    sorting.compile_ahead(row, column, alive is not None, (wrap_rows, wrap_columns), rows, edges)
+    if by_torch.most_hubs(rows, edges):
         hub_lists.compile_ahead()
 
 

@@ -368,7 +368,9 @@ def test_packages_on_a_gpu(name, tmp_path):
     path = gnncompile.package(model, on_gpu(inputs_of(names, (40, 160, 3))), tmp_path / "model.pt2")
     sizes = (*SIZES, *random_sizes(20))
     calls = [on_gpu(inputs_of(names, size, seed)) for seed, size in enumerate(sizes)]
-    calls += [on_gpu(hub(inputs_of(names, size, 7))) for size in ((200, 600, 3), (5000, 100_000, 9))]
+    # Edges are sorted in four ways: few, with rows of one digit and of two, and by torch.
+    larger = ((200, 600, 3), (200, 6000, 3), (5000, 100_000, 9), (66_000, 6000, 9))
+    calls += [on_gpu(hub(inputs_of(names, size, 7))) for size in larger]
     agree(model, calls, serve(path, calls, tmp_path)[0])
     found = gnncompile.package_info(path)
     assert found["device"] == "cuda" and found["card"] == torch.cuda.get_device_name()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gnncompile.codegen.triton import hub_lists, sorting
+from gnncompile.codegen.triton import hub_lists, radix_sort, sorting
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.exc import ArgumentError
 from gnncompile.layout import csr
@@ -136,35 +136,35 @@ def test_ends_of_different_lengths_are_an_error(device):
         device_layouts.csr(index, index[:2], 3, 3, None)
 
 
-def test_the_kernels_of_a_structure_program_are_begun_ahead(device, monkeypatch):
-    """Each launch of the example finds its kernel begun, with its constants."""
+@pytest.mark.parametrize("way, rows", [("few", 200), ("radix", 200), ("radix", 300), ("torch", 300)])
+def test_the_kernels_of_a_structure_program_are_begun_ahead(way, rows, device, monkeypatch):
+    """Each launch of the example finds its kernel begun, with its dtypes and constants."""
+    monkeypatch.setattr(sorting, "FEW", 10**6 if way == "few" else -1)
+    monkeypatch.setattr(radix_sort, "MOST_EDGES", 10**6 if way == "radix" else -1)
 
     def layouts(index, other):
         alive = index != other
-        layout = torch.ops.gnncompile.csr(index, other, 200, 200, alive)
+        layout = torch.ops.gnncompile.csr(index, other, rows, rows, alive)
         looped = torch.ops.gnncompile.csr_with_loops(*layout, index, alive)
         return looped, torch.ops.gnncompile.inverse_degree(looped[0], "float64")
 
     begun, launched = set(), set()
 
-    def begin(kernel, pointers, numbers, constants):
-        begun.add((kernel._kernel.__name__, len(pointers), numbers, constants))
+    def begin(kernel, types, numbers, constants):
+        begun.add((kernel._kernel.__name__, tuple(types), numbers, constants))
 
     ordinary = Kernel.__call__
 
     def launch(kernel, programs, tensors, numbers, constants):
-        launched.add((kernel._kernel.__name__, len(tensors), len(numbers), constants))
+        launched.add((kernel._kernel.__name__, tuple(one.dtype for one in tensors), len(numbers), constants))
         ordinary(kernel, programs, tensors, numbers, constants)
 
-    index = torch.randint(200, (300,), device=device)
+    index = torch.randint(rows, (300,), device=device)
     graph = make_fx(layouts, tracing_mode="symbolic")(index, index.flip(0)).graph
     monkeypatch.setattr(Kernel, "compile_ahead", begin)
     monkeypatch.setattr(Kernel, "__call__", launch)
-    for few in (True, False):
-        monkeypatch.setattr(sorting, "FEW", 10**6 if few else -1)
-        begun.clear(), launched.clear()
-        device_layouts.compile_ahead(graph)
-        made = device_layouts.csr(index, index.flip(0), 200, 200, index > 3)
-        device_layouts.inverse_degree(device_layouts.with_loops(*made, index, index > 3)[0], "float64")
-        hub_lists.find_hubs(made[0], 2, 4, 128)
-        assert launched and launched == begun
+    device_layouts.compile_ahead(graph)
+    made = device_layouts.csr(index, index.flip(0), rows, rows, index > 3)
+    device_layouts.inverse_degree(device_layouts.with_loops(*made, index, index > 3)[0], "float64")
+    hub_lists.find_hubs(made[0], 2, 4, 128)
+    assert launched and launched == begun

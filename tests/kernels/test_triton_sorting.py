@@ -1,9 +1,13 @@
 """The kernels that sort the edges of a layout on a GPU, against operations of torch's."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from gnncompile import _compat
 from gnncompile.codegen.triton import radix_sort, sorting
 from gnncompile.layout import csr
 
@@ -64,15 +68,48 @@ def test_layouts_are_those_of_torch(graph, way, wraps, device, monkeypatch):
 
 @pytest.mark.parametrize("rows", [255, 256, 2000])
 def test_a_radix_sort_of_several_blocks(rows, device, monkeypatch):
-    """One digit or two; with 2,000 rows more blocks than a program reads counts of at once, and a hub."""
+    """One digit or two; with 2,000 rows more blocks than a program reads counts of at once, and a hub.
+
+    Edges to drop have the number of rows as their key, which 256 rows make a key of two digits.
+    """
     edges = 17_500 if rows == 2000 else 2_500
     index, other = (one.to(device) for one in random_edges(rows, 90, edges, (False, False), (torch.int64, torch.int64)))
     index[::3] = rows - 7
+    alive = torch.arange(edges, device=device) % 5 > 0
     monkeypatch.setattr(sorting, "FEW", -1)
     monkeypatch.setattr(radix_sort, "_MANY", 8)
     radix_sort._stages.cache_clear()
-    found = sorting.sort_edges(index, other, None, rows, 90)
+    found = sorting.sort_edges(index, other, alive, rows, 90)
     radix_sort._stages.cache_clear()
-    *layout, _ = expected(index, other, None, rows, 90, (False, False))
+    *layout, _ = expected(index, other, alive, rows, 90, (False, False))
     for ours, theirs in zip(found[:3], layout, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", [65_535, 65_536])
+def test_a_radix_sort_has_rows_of_two_digits(rows, device, monkeypatch):
+    """One row more is left to torch's sort: the key of edges to drop would have three digits."""
+    monkeypatch.setattr(sorting, "FEW", -1)
+    index = torch.tensor([rows - 1, 0, 255, 256, rows - 1, 65_000], device=device)
+    alive = torch.tensor([True, True, False, True, True, True], device=device)
+    found = sorting.sort_edges(index, index, alive, rows, rows)
+    *layout, _ = expected(index, index, alive, rows, rows, (False, False))
+    for ours, theirs in zip(found[:3], layout, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert radix_sort.fits(rows, 2**20) == (rows == 65_535)
+    assert not radix_sort.fits(rows, 2**20 + 1)
+
+
+def test_packages_know_the_kernels_by_the_names_of_the_sort():
+    """The struct in C++ is filled by position."""
+    text = re.sub(r"&", "", (Path(_compat.__file__).parent / "aoti_cuda.h").read_text())
+    kernels, numbers = re.search(r"struct Sort \{\s*Kernel (.*?);\s*int64_t (.*?);", text, re.DOTALL).groups()
+    sort = sorting.Sort.of(torch.int64, torch.int64, True, (False, False))
+    names = [entry.function.__name__ for entry in sort.entries]
+    assert names == ["rank", "keys", "place", "place", "count_rows", "scan", "scatter", "count", "scatter"]
+    others = {"place_radix": "place", "first": "scatter", "last": "scatter"}
+    assert [others.get(name, name) for name in kernels.split(", ")] == names
+    assert (sort.place.types[1], sort.place_radix.types[1]) == (torch.int64, torch.int32)
+    values = {"few": sorting.FEW, "radix_edges": 2**20, "radix_rows": 2**16 - 1, "radix_block": 1024, "bins": 256}
+    found = dict(zip(numbers.split(", "), sort.numbers, strict=True))
+    assert found.items() >= values.items()

@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit
-def smaller(sorted_ptr, number, apart, value, WAYS: tl.constexpr = 8):
+def count_smaller(sorted_ptr, number, apart, value, WAYS: tl.constexpr = 8):
     """How many of `number` sorted numbers, so far apart, are smaller than each value.
 
     A step reads some numbers at once, since it waits for one as long as for several.
@@ -41,8 +41,7 @@ def pieces_of(rowptr_ptr, row, num_rows, longest):
 def hubs_of(rowptr_ptr, row, num_rows, longest, fewest):
     """The pieces of each row, and 1 for a large hub, 2**32 for another hub, 0 for other rows, int64."""
     pieces = pieces_of(rowptr_ptr, row, num_rows, longest)
-    found = tl.where(pieces >= fewest, 1, (pieces > 0).to(tl.int64) << 32)
-    return pieces, found
+    return pieces, tl.where(pieces >= fewest, 1, (pieces > 0).to(tl.int64) << 32)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_blocks", "longest", "fewest"])
@@ -75,28 +74,28 @@ def sum_up(counts_ptr, totals_ptr, num_blocks, BLOCK: tl.constexpr):
 def list_few(rowptr_ptr, hubs_ptr, pieces_ptr, num_rows, longest, fewest, most_hubs, most_pieces, BLOCK: tl.constexpr):
     """Lists the hubs of few rows and their pieces, in one program: see `place` and `own`."""
     lane = tl.arange(0, BLOCK)
-    hubs = tl.zeros([BLOCK], tl.int64)  # large ones, and others in the upper half
-    of_hubs = tl.zeros([BLOCK], tl.int64)  # their pieces
+    # A pair of numbers in an int64: that of large hubs, and that of the others in the upper half.
+    hubs = tl.zeros([BLOCK], tl.int64)
+    of_hubs = tl.zeros([BLOCK], tl.int64)  # the pieces of both
     for start in range(0, num_rows, BLOCK):
-        pieces, found = hubs_of(rowptr_ptr, start + lane, num_rows, longest, fewest)
-        hubs += found
-        of_hubs += pieces * found
+        pieces, pair = hubs_of(rowptr_ptr, start + lane, num_rows, longest, fewest)
+        hubs += pair
+        of_hubs += pieces * pair
     all_hubs, all_pieces = tl.sum(hubs, 0), tl.sum(of_hubs, 0)
     larges, of_larges = all_hubs & 0xFFFFFFFF, all_pieces & 0xFFFFFFFF
     number, last = (larges + (all_hubs >> 32)).to(tl.int32), (of_larges + (all_pieces >> 32)).to(tl.int32)
-    next_hub, next_piece = larges << 32, of_larges << 32
+    next_hubs, next_pieces = larges << 32, of_larges << 32  # pairs: large hubs come first
     for start in range(0, tl.where(number > 0, num_rows, 0), BLOCK):
         row = start + lane
-        pieces, found = hubs_of(rowptr_ptr, row, num_rows, longest, fewest)
-        hub = next_hub + tl.cumsum(found, 0) - found
-        first = next_piece + tl.cumsum(pieces * found, 0) - pieces * found
+        pieces, pair = hubs_of(rowptr_ptr, row, num_rows, longest, fewest)
         half = tl.where(pieces >= fewest, 0, 32)
-        place = hubs_ptr + ((hub >> half) & 0xFFFFFFFF) * 3
-        tl.store(place, row, mask=pieces > 0)
-        tl.store(place + 1, ((first >> half) & 0xFFFFFFFF).to(tl.int32), mask=pieces > 0)
-        tl.store(place + 2, pieces, mask=pieces > 0)
-        next_hub += tl.sum(found, 0)
-        next_piece += tl.sum(pieces * found, 0)
+        hub = ((next_hubs + tl.cumsum(pair, 0) - pair) >> half) & 0xFFFFFFFF
+        first = ((next_pieces + tl.cumsum(pieces * pair, 0) - pieces * pair) >> half) & 0xFFFFFFFF
+        tl.store(hubs_ptr + hub * 3, row, mask=pieces > 0)
+        tl.store(hubs_ptr + hub * 3 + 1, first.to(tl.int32), mask=pieces > 0)
+        tl.store(hubs_ptr + hub * 3 + 2, pieces, mask=pieces > 0)
+        next_hubs += tl.sum(pair, 0)
+        next_pieces += tl.sum(pieces * pair, 0)
     tl.debug_barrier()  # other threads read the hubs
     for start in range(0, tl.maximum(most_hubs, most_pieces), BLOCK):
         own_pieces(hubs_ptr, pieces_ptr, start + lane, number, last, most_hubs, most_pieces)
@@ -161,7 +160,7 @@ def own(totals_ptr, hubs_ptr, pieces_ptr, most_hubs, most_pieces, BLOCK: tl.cons
 def own_pieces(hubs_ptr, pieces_ptr, piece, hubs, last, most_hubs, most_pieces):
     """Writes what `own` writes, for a block of pieces, given the numbers of hubs and of pieces."""
     # All hubs before the last that begins with the piece or before it. The first begins with piece 0.
-    before = smaller(hubs_ptr + 1, hubs, 3, piece + 1) - 1
+    before = count_smaller(hubs_ptr + 1, hubs, 3, piece + 1) - 1
     tl.store(pieces_ptr + piece, tl.where(piece < last, before, -1), mask=piece < most_pieces)
     unused = (piece >= hubs) & (piece < most_hubs)
     for part in range(3):
@@ -201,14 +200,14 @@ def weight(position):
 
 
 @triton.jit
-def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns what a program contributes to a seal for one of the sealed tensors and the size beside it, in parts.
+def share(values_ptr, number, size, turn, programs, PART: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns int64 ``[BLOCK]``. The sum is what a program adds to a seal for a sealed tensor and the size beside it.
 
     Args:
         values_ptr: The tensor.
         number: The number of its entries.
         size: The size.
-        program: The program, of `programs`. Blocks are dealt to programs in turn.
+        turn: The program's turn among `programs`: the first block of the tensor is dealt to turn 0, and so on.
         programs: The number of programs.
         PART: The position of the tensor among the sealed tensors.
         BITS: The width of floats, whose bits count, or 0 for integers.
@@ -216,7 +215,7 @@ def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS:
     """
     lane = tl.arange(0, BLOCK).to(tl.int64)
     total = tl.zeros([BLOCK], tl.int64)
-    for block in range(program, (number + (BLOCK - 1)) // BLOCK, programs):
+    for block in range(turn, (number + (BLOCK - 1)) // BLOCK, programs):
         at = block * BLOCK + lane
         values = tl.load(values_ptr + at, mask=at < number, other=0)
         if BITS == 16:
@@ -226,7 +225,7 @@ def share(values_ptr, number, size, program, programs, PART: tl.constexpr, BITS:
         if BITS == 64:
             values = values.to(tl.int64, bitcast=True)
         total += values.to(tl.int64) * weight(at + (PART << 40))
-    if program == 0:
+    if turn == 0:
         counts = tl.where(lane == 0, number.to(tl.int64), size.to(tl.int64))
         total += tl.where(lane < 2, counts * weight(lane + ((PART << 40) + (1 << 39))), 0)
     return total

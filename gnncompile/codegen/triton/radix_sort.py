@@ -1,8 +1,9 @@
 """Sorts edges by row on a GPU, stably, by a radix sort of few launches. Imports Triton.
 
-Torch's sort takes about fourteen launches, each of which costs the host more than the GPU where there are some hundred
-thousand edges. Here a digit of 8 bits takes three launches: edges are counted by blocks and digits, the counts are
-added up, and each block writes its edges to their places. There are no more digits than the rows have, one or two.
+Torch's sort takes 20 launches, with those that clear memory and with the kernels around it. Each costs the host more
+than the GPU where there are some hundred thousand edges. Here a digit of 8 bits takes three launches: edges are counted
+by blocks and digits, the counts are added up, and each block writes its edges to their places. There are no more digits
+than the rows have, one or two.
 :mod:`gnncompile.codegen.triton.sorting` calls it.
 """
 
@@ -21,8 +22,8 @@ from gnncompile.codegen.triton.launcher import Kernel
 
 MOST_EDGES = 2**20
 """The most edges. Where there are more, torch's sort is as fast."""
-MOST_ROWS = 2**16
-"""The limit of rows, which have two digits."""
+MOST_ROWS = 2**16 - 1
+"""The most rows. A row, and the number of rows, which edges to drop have, must have two digits."""
 BINS = 256
 """The values of a digit."""
 SCANNED = 8
@@ -41,7 +42,7 @@ _DIGIT, _MANY, _WARPS = 8, 256, 4
 
 def fits(num_rows: int, num_edges: int) -> bool:
     """Whether a graph has few enough rows and edges."""
-    return num_edges <= MOST_EDGES and num_rows < MOST_ROWS
+    return num_edges <= MOST_EDGES and num_rows <= MOST_ROWS
 
 
 class _Stage(NamedTuple):
@@ -134,7 +135,7 @@ def sort(
 
 
 def entries(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> tuple[Entry, ...]:
-    """Returns the kernels for packages, in the order in which :func:`sort` launches them first."""
+    """Returns the kernels for packages, each once, in the order of :func:`sort`."""
     return tuple(stage.entry() for stage in _stages(index, other, wraps, masked))
 
 

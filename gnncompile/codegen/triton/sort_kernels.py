@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.triton.layout_kernels import smaller
+from gnncompile.codegen.triton.layout_kernels import count_smaller
 
 _SIZES = ["number", "num_rows", "num_columns"]
 _INDICES = ["index_ptr", "other_ptr", "alive_ptr"]
@@ -145,7 +145,7 @@ def place(
         tl.store(edge_ptr + own, order.to(tl.int32), mask=inside)
     else:
         row = own - edge_programs.to(tl.int64) * BLOCK
-        begin = smaller(key_ptr, number, 1, tl.minimum(row, num_rows))
+        begin = count_smaller(key_ptr, number, 1, tl.minimum(row, num_rows))
         tl.store(rowptr_ptr + row, begin.to(tl.int32), mask=row <= num_rows)
 
 
@@ -190,7 +190,7 @@ def add_loops(
     last = tl.load(rowptr_ptr + num_rows)
     if tl.program_id(0) < edge_programs:
         inside = own < number
-        row = smaller(rowptr_ptr + 1, num_rows, 1, own + 1)  # the rows that end before the edge, or with it
+        row = count_smaller(rowptr_ptr + 1, num_rows, 1, own + 1)  # the rows that end before the edge, or with it
         before = kept_before(sums_ptr, own, inside, last, MASKED)
         kept = row < num_rows
         total = last

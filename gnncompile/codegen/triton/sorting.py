@@ -60,14 +60,14 @@ class Sort:
         rank: Sorts few edges: index, other, alive; rowptr, col, edge, bad.
         keys: Writes the keys of many edges: index, other, alive; key, bad.
         place: Writes the layout of keys that torch sorted: key, order, other; rowptr, col, edge.
-        place_short: The same, of keys that the radix sort sorted.
+        place_radix: The same, of keys that the radix sort sorted.
         radix: The kernels of the radix sort: see :func:`gnncompile.codegen.triton.radix_sort.entries`.
     """
 
     rank: Entry
     keys: Entry
     place: Entry
-    place_short: Entry
+    place_radix: Entry
     radix: tuple[Entry, ...]
 
     @staticmethod
@@ -86,18 +86,18 @@ class Sort:
         ranked = (*given, *layout, torch.bool)
         rank = kernels.rank.entry((*names, *made, "bad"), ranked, 3, (*constants, _RANKED, _STEP))
         keys = kernels.keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
-        place, place_short = (
+        place, place_radix = (
             kernels.place[order].entry(placed, (torch.int32, order, other, *layout), 3, (_PLACED,))
             for order in (torch.int64, torch.int32)
         )
         radix = radix_sort.entries(index, other, masked, wraps)
-        used = [_of_package(one) for one in (rank, keys, place, place_short, *radix)]
+        used = [_of_package(one) for one in (rank, keys, place, place_radix, *radix)]
         return Sort(used[0], used[1], used[2], used[3], tuple(used[4:]))
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """The kernels in the order of the attributes."""
-        return self.rank, self.keys, self.place, self.place_short, *self.radix
+        return self.rank, self.keys, self.place, self.place_radix, *self.radix
 
     numbers = FEW, _RANKED, _BLOCK, _PLACED, *radix_sort.NUMBERS
     """The most edges that `rank` sorts, the edges or rows of a program of `rank`, of `keys` and of `place`, and the
