@@ -18,6 +18,7 @@ from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
 split_kernel = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
+"""Splits weights into bfloat16 parts."""
 _sums = Kernel(shares.sums, num_warps=tuning.TILES.short_warps)
 
 

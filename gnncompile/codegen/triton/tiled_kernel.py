@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm import kernels as gemm
+from gnncompile.codegen.gemm.launch import split_kernel
 from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
@@ -28,9 +28,6 @@ from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region, Space
 from gnncompile.layout.csr import rows_of_edges
-
-split_kernel = Kernel(gemm.split, num_warps=tuning.TILES.short_warps)
-"""Splits weights into three bfloat16 parts."""
 
 _GIVEN = (*Layout._fields, "rows", "sums")
 _SUMS = len(_GIVEN) - 1
