@@ -105,6 +105,7 @@ class IdentityCache:
         self.max_entries, self.max_bytes = max_entries, max_bytes
         self.hits, self.misses = 0, 0
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
+        self._nbytes = 0
         self._lock = threading.Lock()
         self._last: _Entry | None = None
         with _caches_lock:
@@ -116,20 +117,20 @@ class IdentityCache:
     @property
     def nbytes(self) -> int:
         """The size of all cached tensors in bytes."""
-        with self._lock:
-            return sum(entry.size for entry in self._entries.values())
+        return self._nbytes
 
     def clear(self) -> None:
         """Drops all entries."""
         with self._lock:
             self._entries.clear()
+            self._nbytes = 0
             self._last = None
 
     def forget(self, entry: _Entry) -> None:
         """Drops one entry, if it is still there."""
         with self._lock:
             if self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
+                self._drop(entry.key)
             if self._last is entry:
                 self._last = None
 
@@ -167,7 +168,10 @@ class IdentityCache:
         if key is not None and identify(inputs) == key:
             entry = _Entry(key, owners, made, sum(t.numel() * t.element_size() for t in made), Ordered.after(made))
             with self._lock:
+                if key in self._entries:  # another thread has made it as well
+                    self._drop(key)
                 self._entries[key] = self._last = entry
+                self._nbytes += entry.size
                 self._trim()
             if _thread.kept is not None:
                 _thread.added.append((self, entry))
@@ -177,10 +181,12 @@ class IdentityCache:
         """Drops entries of freed tensors, a few at a time, then the least recently used entries beyond the bounds."""
         for key, entry in list(islice(self._entries.items(), _LOOKED_AT)):
             if any(owner.expired() for owner in entry.owners):
-                del self._entries[key]
-        total = sum(entry.size for entry in self._entries.values())
-        while len(self._entries) > 1 and (len(self._entries) > self.max_entries or total > self.max_bytes):
-            total -= self._entries.popitem(last=False)[1].size
+                self._drop(key)
+        while len(self._entries) > 1 and (len(self._entries) > self.max_entries or self._nbytes > self.max_bytes):
+            self._drop(next(iter(self._entries)))
+
+    def _drop(self, key: Key) -> None:
+        self._nbytes -= self._entries.pop(key).size
 
 
 def identify(inputs: Sequence[Any]) -> Key | None:
@@ -301,3 +307,4 @@ def _after_fork() -> None:
     _caches_lock = threading.Lock()
     for cache in list(_caches):
         cache._lock = threading.Lock()
+        cache._nbytes = sum(entry.size for entry in cache._entries.values())

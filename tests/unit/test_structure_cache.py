@@ -189,6 +189,34 @@ def test_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
     assert cache.nbytes == 400
 
 
+def test_bytes_are_those_of_the_entries() -> None:
+    """After entries went for each reason: a bound, a freed input, a graph that two threads made, a failed capture."""
+    cache, kept = IdentityCache(3, 10**6), [torch.full((50 + k,), k) for k in range(6)]
+
+    def true_bytes() -> int:
+        return sum(t.nbytes for entry in cache._entries.values() for t in entry.made)
+
+    for value in kept:
+        cache.get((value,), copied)
+        assert cache.nbytes == true_bytes() > 0
+    cache.get((torch.zeros(7),), copied)  # freed at once
+    cache.get((kept[0],), copied), cache.get((kept[1],), copied)
+    assert cache.nbytes == true_bytes()
+
+    def twice(value: Tensor) -> list[Tensor]:
+        cache.get((value,), copied)  # as another thread would in the meantime
+        return copied(value)
+
+    cache.get((kept[2],), twice)
+    assert cache.nbytes == true_bytes() and len(cache) == 3
+    with pytest.raises(ValueError), identity_cache.keeping():
+        cache.get((kept[3],), copied)
+        raise ValueError
+    assert cache.nbytes == true_bytes() and len(cache) == 2
+    cache.clear()
+    assert cache.nbytes == true_bytes() == 0
+
+
 def test_info_and_clear(model: Net) -> None:
     gnncompile.clear_cache()
     before = gnncompile.cache_info()
