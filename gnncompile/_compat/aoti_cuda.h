@@ -164,8 +164,8 @@ inline void launch(Kernel& kernel, cudaStream_t stream, int64_t programs, int64_
 
 // The kernels that sort edges: see gnncompile/codegen/triton/sorting.py, which does the same.
 struct Sort {
-  Kernel &rank, &keys, &place, &place_radix, &count_rows, &scan, &first, &count, &last;
-  int64_t few, ranked, block, placed, radix_edges, radix_rows, radix_block, bins, scanned;
+  Kernel &rank, &keys, &place, &place_radix, &count_rows, &scan, &scatter, &count;
+  int64_t few, ranked, block, placed, radix_edges, radix_rows, radix_block, bins, scanned, digit;
 };
 
 struct Size {
@@ -202,12 +202,13 @@ inline void radix_sort_edges(const Sort& sort, cudaStream_t stream, const Size& 
     launch(sort.scan, stream, sort.bins / sort.scanned, 1, {counts, earlier, totals}, {blocks});
   };
   scan();
-  launch(sort.first, stream, blocks, 1,
-         {first_key, first_key, counts, earlier, totals, key, two_digits ? edge : order.get()}, {is.edges});
+  launch(sort.scatter, stream, blocks, 1,
+         {first_key, first_key, counts, earlier, totals, key, two_digits ? edge : order.get()}, {is.edges, 0});
   if (two_digits) {
-    launch(sort.count, stream, blocks, 1, {key, counts}, {is.edges});
+    launch(sort.count, stream, blocks, 1, {key, counts}, {is.edges, sort.digit});
     scan();
-    launch(sort.last, stream, blocks, 1, {key, edge, counts, earlier, totals, first_key, order}, {is.edges});
+    launch(sort.scatter, stream, blocks, 1, {key, edge, counts, earlier, totals, first_key, order},
+           {is.edges, sort.digit});
   }
   launch(sort.place_radix, stream, blocks_of(is.edges, sort.placed) + blocks_of(is.rows + 1, sort.placed), 1,
          {two_digits ? first_key.get() : key.get(), order, other, rowptr, col, edge}, sizes);

@@ -14,15 +14,15 @@ _SIZES = ["number", "num_rows", "num_columns"]
 
 
 @triton.jit
-def bin_of(key, inside, SHIFT: tl.constexpr, BINS: tl.constexpr):
-    """The bin of each key; BINS for entries behind the last."""
-    return tl.where(inside, (key >> SHIFT) & (BINS - 1), BINS)
+def bin_of(key, inside, shift, BINS: tl.constexpr):
+    """The bin of each key, by the digit above `shift` bits; BINS for entries behind the last."""
+    return tl.where(inside, (key >> shift) & (BINS - 1), BINS)
 
 
 @triton.jit
-def store_counts(counts_ptr, key, inside, SHIFT: tl.constexpr, BINS: tl.constexpr):
+def store_counts(counts_ptr, key, inside, shift, BINS: tl.constexpr):
     """Writes how many keys of this program are in each bin."""
-    found = tl.histogram(tl.minimum(bin_of(key, inside, SHIFT, BINS), BINS - 1), BINS)
+    found = tl.histogram(tl.minimum(bin_of(key, inside, shift, BINS), BINS - 1), BINS)
     bins = tl.arange(0, BINS)
     behind = tl.sum(1 - inside.to(tl.int32), 0)  # they were counted in the last bin
     found -= tl.where(bins == BINS - 1, behind, 0)
@@ -57,12 +57,12 @@ def count_rows(
     tl.store(bad_ptr, found, mask=found)
 
 
-@triton.jit(do_not_specialize=["number"])
-def count(key_ptr, counts_ptr, number, SHIFT: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr):
+@triton.jit(do_not_specialize=["number", "shift"])
+def count(key_ptr, counts_ptr, number, shift, BLOCK: tl.constexpr, BINS: tl.constexpr):
     """Writes the counts of a later digit."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(key_ptr + at, mask=at < number, other=0)
-    store_counts(counts_ptr, key, at < number, SHIFT, BINS)
+    store_counts(counts_ptr, key, at < number, shift, BINS)
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def scan(counts_ptr, earlier_ptr, totals_ptr, blocks, BINS: tl.constexpr, SCANNE
     tl.store(totals_ptr + bins, total)
 
 
-@triton.jit(do_not_specialize=["number"])
+@triton.jit(do_not_specialize=["number", "shift"])
 def scatter(
     key_ptr,
     order_ptr,
@@ -100,17 +100,16 @@ def scatter(
     new_key_ptr,
     new_order_ptr,
     number,
-    SHIFT: tl.constexpr,
-    FIRST: tl.constexpr,
+    shift,
     BITS: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """Sorts keys by one digit. FIRST: the order before is that of the edges, so `order` is not read."""
+    """Sorts keys by one digit. Before the first, keys are in the order of the edges, so `order` is not read."""
     size: tl.constexpr = 1 << BITS
     block, lane = tl.program_id(0), tl.arange(0, size)
     own = block * size + lane
     key = tl.load(key_ptr + own, mask=own < number, other=0)
-    digit = bin_of(key, own < number, SHIFT, BINS)
+    digit = bin_of(key, own < number, shift, BINS)
     # No two numbers are the same, so edges of a bin keep their order.
     ranked = in_order(digit << BITS | lane, lane, BITS)
 
@@ -123,7 +122,5 @@ def scatter(
     own = block * size + (ranked & (size - 1))
     inside = own < number
     tl.store(new_key_ptr + place, tl.load(key_ptr + own, mask=inside, other=0), mask=inside)
-    order = own
-    if not FIRST:
-        order = tl.load(order_ptr + own, mask=inside, other=0)
-    tl.store(new_order_ptr + place, order, mask=inside)
+    order = tl.load(order_ptr + own, mask=inside & (shift > 0), other=0)
+    tl.store(new_order_ptr + place, tl.where(shift > 0, order, own), mask=inside)

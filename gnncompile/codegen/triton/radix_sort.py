@@ -33,11 +33,14 @@ _BITS = 10
 BLOCK = 1 << _BITS
 """The edges of a program."""
 
-NUMBERS = MOST_EDGES, MOST_ROWS, BLOCK, BINS, SCANNED
+DIGIT = 8
+"""The bits of a digit."""
+
+NUMBERS = MOST_EDGES, MOST_ROWS, BLOCK, BINS, SCANNED, DIGIT
 """What a package must know to launch the kernels."""
 
-_DIGIT, _MANY, _WARPS = 8, 256, 4
-"""The bits of a digit, the blocks whose counts a program reads at once, and the warps of a program."""
+_MANY, _WARPS = 256, 4
+"""The blocks whose counts a program reads at once, and the warps of a program."""
 
 
 def fits(num_rows: int, num_edges: int) -> bool:
@@ -74,10 +77,7 @@ class _Stage(NamedTuple):
 
 @cache
 def _stages(index: torch.dtype, other: torch.dtype, wraps: tuple[bool, bool], masked: bool) -> tuple[_Stage, ...]:
-    """Returns what counts rows, adds up counts, and sorts by the first digit; then what counts and sorts by the last.
-
-    Counts are added up before each of the two sorts.
-    """
+    """Returns what counts the first digits of rows, adds up counts, sorts by a digit, and counts the second digits."""
     word, short = torch.int32, torch.int16
     sums, sum_names = (short, word, word), ("counts", "earlier", "totals")
     scattered, scattered_names = (word, word, *sums, word, word), ("key", "order", *sum_names, "new_key", "new_order")
@@ -89,9 +89,8 @@ def _stages(index: torch.dtype, other: torch.dtype, wraps: tuple[bool, bool], ma
     return (
         stage(radix_kernels.count_rows, (*row_names, "bad"), rows, 3, (*wraps, masked, BLOCK, BINS)),
         stage(radix_kernels.scan, sum_names, sums, 1, (BINS, SCANNED, _MANY)),
-        stage(radix_kernels.scatter, scattered_names, scattered, 1, (0, True, _BITS, BINS)),
-        stage(radix_kernels.count, ("key", "counts"), (word, short), 1, (_DIGIT, BLOCK, BINS)),
-        stage(radix_kernels.scatter, scattered_names, scattered, 1, (_DIGIT, False, _BITS, BINS)),
+        stage(radix_kernels.scatter, scattered_names, scattered, 2, (_BITS, BINS)),
+        stage(radix_kernels.count, ("key", "counts"), (word, short), 2, (BLOCK, BINS)),
     )
 
 
@@ -117,7 +116,7 @@ def sort(
     """
     edges, rows, _ = sizes
     blocks, adding = -(-edges // BLOCK), BINS // SCANNED
-    count_rows, scan, first, count, last = _stages(given[0].dtype, given[1].dtype, wraps, masked)
+    count_rows, scan, scatter, count = _stages(given[0].dtype, given[1].dtype, wraps, masked)
     first_key, first_order = scratch
     counts = first_key.new_empty((blocks, BINS), dtype=torch.int16)
     sums = [counts, first_key.new_empty((blocks, BINS)), first_key.new_empty((BINS,))]
@@ -125,12 +124,12 @@ def sort(
     count_rows.launch(blocks, [*given, first_key, counts, bad], sizes)
     scan.launch(adding, sums, [blocks])
     if rows < BINS:
-        first.launch(blocks, [first_key, first_key, *sums, key, order], [edges])
+        scatter.launch(blocks, [first_key, first_key, *sums, key, order], [edges, 0])
         return key, order
-    first.launch(blocks, [first_key, first_key, *sums, key, first_order], [edges])
-    count.launch(blocks, [key, counts], [edges])
+    scatter.launch(blocks, [first_key, first_key, *sums, key, first_order], [edges, 0])
+    count.launch(blocks, [key, counts], [edges, DIGIT])
     scan.launch(adding, sums, [blocks])
-    last.launch(blocks, [key, first_order, *sums, first_key, order], [edges])
+    scatter.launch(blocks, [key, first_order, *sums, first_key, order], [edges, DIGIT])
     return first_key, order
 
 
