@@ -18,19 +18,13 @@ from gnncompile.ops.launch import compile_entry, found_error, link_entry
 from gnncompile.ops.region import LIBRARY
 
 if TYPE_CHECKING:
-    from gnncompile.codegen.triton.sorting import Sort
+    from gnncompile.codegen.triton.entry import Entry
 
 LIBRARY.define(
     "sorted_edges(Tensor index, Tensor other, Tensor? alive, SymInt num_rows, SymInt num_columns, bool wrap_rows, "
     "bool wrap_columns) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
-
-
-def _sort_of(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> Sort:
-    from gnncompile.codegen.triton.sorting import Sort
-
-    return Sort.of(index, other, masked, wraps)
 
 
 def _run(
@@ -74,23 +68,28 @@ class _SortCall(Call):
     """The launches that sort edges.
 
     Args:
-        sort: The kernels.
+        entries: The kernels: see :func:`gnncompile.codegen.triton.sorting.entries`. The struct Sort of ``aoti_cuda.h``
+            has them in this order, then the numbers.
         inputs: index, other and perhaps alive, realized and contiguous.
         results: rowptr, col and edge.
         sizes: The numbers of edges, rows and columns.
     """
 
-    def __init__(self, sort: Sort, inputs: Sequence[Any], results: Sequence[Result], sizes: Sequence[Any]) -> None:
-        self.sort, self.sizes = sort, sizes
+    def __init__(
+        self, entries: Sequence[Entry], inputs: Sequence[Any], results: Sequence[Result], sizes: Sequence[Any]
+    ) -> None:
+        self.entries, self.sizes = entries, sizes
         super().__init__(inputs, results)
 
     def codegen(self, wrapper: Any) -> None:
         """Writes the launches into a package's code."""
+        from gnncompile.codegen.triton.sorting import NUMBERS
+
         index, other, *alive = self.references()
         layout = self.filled(wrapper)
         flags = aoti_checks.flags_text(wrapper)
-        kernels = [link_entry(wrapper, entry) for entry in self.sort.entries]
-        sort = ", ".join([*kernels, *map(str, self.sort.numbers)])
+        kernels = [link_entry(wrapper, entry) for entry in self.entries]
+        sort = ", ".join([*kernels, *map(str, NUMBERS.values())])
         sizes = ", ".join(aoti.size_text(wrapper, size) for size in self.sizes)
         tensors = ", ".join([index, other, *(alive or [index]), *layout])  # without a mask, no kernel reads `alive`
         wrapper.writeline(f"gnncompile::sort_edges({{{sort}}}, stream, {{{sizes}}}, {tensors}, {flags});")
@@ -99,13 +98,15 @@ class _SortCall(Call):
 def _lower(
     index: Any, other: Any, alive: Any, num_rows: Any, num_columns: Any, wrap_rows: bool, wrap_columns: bool
 ) -> list[Any]:
+    from gnncompile.codegen.triton.sorting import entries
+
     wraps = wrap_rows, wrap_columns
-    sort = _sort_of(index.get_dtype(), other.get_dtype(), alive is not None, wraps)
+    used = [*entries(index.get_dtype(), other.get_dtype(), alive is not None, wraps).values()]
     given = [contiguous(one) for one in (index, other, alive) if one is not None]
     edges, device = index.get_size()[0], index.get_device()
     results = [Result([size], torch.int32, device) for size in (num_rows + 1, edges, edges)]
-    _SortCall(sort, given, results, (edges, num_rows, num_columns))
-    for entry in sort.entries:
+    _SortCall(used, given, results, (edges, num_rows, num_columns))
+    for entry in used:
         compile_entry(entry, device)
     return [tensor_of(one) for one in results]
 

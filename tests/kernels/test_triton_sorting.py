@@ -77,10 +77,8 @@ def test_a_radix_sort_of_several_blocks(rows, device, monkeypatch):
     index[::3] = rows - 7
     alive = torch.arange(edges, device=device) % 5 > 0
     monkeypatch.setattr(sorting, "FEW", -1)
-    monkeypatch.setattr(radix_sort, "_MANY", 8)
-    radix_sort._stages.cache_clear()
+    monkeypatch.setattr(radix_sort, "_scan", radix_sort._scan._replace(constants=(256, 8, 8)))
     found = sorting.sort_edges(index, other, alive, rows, 90)
-    radix_sort._stages.cache_clear()
     *layout, _ = expected(index, other, alive, rows, 90, (False, False))
     for ours, theirs in zip(found[:3], layout, strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -104,11 +102,11 @@ def test_packages_know_the_kernels_by_the_names_of_the_sort():
     """The struct in C++ is filled by position."""
     text = re.sub(r"&", "", (Path(_compat.__file__).parent / "aoti_cuda.h").read_text())
     kernels, numbers = re.search(r"struct Sort \{\s*Kernel (.*?);\s*int64_t (.*?);", text, re.DOTALL).groups()
-    sort = sorting.Sort.of(torch.int64, torch.int64, True, (False, False))
-    names = [entry.function.__name__ for entry in sort.entries]
+    sort = sorting.entries(torch.int64, torch.int64, True, (False, False))
+    names = [entry.function.__name__ for entry in sort.values()]
     assert names == ["rank", "keys", "place", "place", "count_rows", "scan", "scatter", "count"]
-    assert ["place" if name == "place_radix" else name for name in kernels.split(", ")] == names
-    assert (sort.place.types[1], sort.place_radix.types[1]) == (torch.int64, torch.int32)
+    assert kernels.split(", ") == [*sort]
+    assert (sort["place"].types[1], sort["place_radix"].types[1]) == (torch.int64, torch.int32)
     values = {"few": sorting.FEW, "radix_edges": 2**20, "radix_rows": 2**16 - 1, "radix_block": 1024, "digit": 8}
-    found = dict(zip(numbers.split(", "), sort.numbers, strict=True))
-    assert found.items() >= values.items()
+    assert numbers.split(", ") == [*sorting.NUMBERS]
+    assert sorting.NUMBERS.items() >= values.items()

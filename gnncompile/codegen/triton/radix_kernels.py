@@ -8,9 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.triton.sort_kernels import key_of
-
-_SIZES = ["number", "num_rows", "num_columns"]
+from gnncompile.codegen.triton.sort_kernels import INDICES, SIZES, write_keys
 
 
 @triton.jit
@@ -29,7 +27,7 @@ def store_counts(counts_ptr, key, inside, shift, BINS: tl.constexpr):
     tl.store(counts_ptr + tl.program_id(0) * BINS + bins, found.to(counts_ptr.dtype.element_ty))
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["index_ptr", "other_ptr", "alive_ptr"])
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INDICES)
 def count_rows(
     index_ptr,
     other_ptr,
@@ -48,13 +46,21 @@ def count_rows(
 ):
     """Writes the keys to sort by and the counts of their lowest digit, and sets a bool if an edge is out of range."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key, bad = key_of(
-        index_ptr, other_ptr, alive_ptr, at, number, num_rows, num_columns, WRAP_ROWS, WRAP_COLUMNS, MASKED
+    key = write_keys(
+        index_ptr,
+        other_ptr,
+        alive_ptr,
+        key_ptr,
+        bad_ptr,
+        at,
+        number,
+        num_rows,
+        num_columns,
+        WRAP_ROWS,
+        WRAP_COLUMNS,
+        MASKED,
     )
-    tl.store(key_ptr + at, key, mask=at < number)
     store_counts(counts_ptr, key, at < number, 0, BINS)
-    found = tl.max(bad.to(tl.int32), 0) > 0
-    tl.store(bad_ptr, found, mask=found)
 
 
 @triton.jit(do_not_specialize=["number", "shift"])

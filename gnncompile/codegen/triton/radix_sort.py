@@ -36,7 +36,14 @@ BLOCK = 1 << _BITS
 DIGIT = 8
 """The bits of a digit."""
 
-NUMBERS = MOST_EDGES, MOST_ROWS, BLOCK, BINS, SCANNED, DIGIT
+NUMBERS = {
+    "radix_edges": MOST_EDGES,
+    "radix_rows": MOST_ROWS,
+    "radix_block": BLOCK,
+    "bins": BINS,
+    "scanned": SCANNED,
+    "digit": DIGIT,
+}
 """What a package must know to launch the kernels."""
 
 _MANY, _WARPS = 256, 4
@@ -75,23 +82,25 @@ class _Stage(NamedTuple):
         self.kernel.compile_ahead(self.types, self.numbers, self.constants)
 
 
+def _stage(kernel: Any, names: Sequence[str], types: Sequence[torch.dtype], numbers: int, *constants: Any) -> _Stage:
+    return _Stage(Kernel(kernel, num_warps=_WARPS), tuple(names), tuple(types), numbers, constants)
+
+
+_KEY, _COUNT = torch.int32, torch.int16
+_SUMS, _SUM_TYPES = ("counts", "earlier", "totals"), (_COUNT, torch.int32, torch.int32)
+_MOVED, _MOVED_TYPES = ("key", "order", *_SUMS, "new_key", "new_order"), (_KEY, _KEY, *_SUM_TYPES, _KEY, _KEY)
+
+_scan = _stage(radix_kernels.scan, _SUMS, _SUM_TYPES, 1, BINS, SCANNED, _MANY)
+_scatter = _stage(radix_kernels.scatter, _MOVED, _MOVED_TYPES, 2, _BITS, BINS)
+_count = _stage(radix_kernels.count, ("key", "counts"), (_KEY, _COUNT), 2, BLOCK, BINS)
+
+
 @cache
-def _stages(index: torch.dtype, other: torch.dtype, wraps: tuple[bool, bool], masked: bool) -> tuple[_Stage, ...]:
-    """Returns what counts the first digits of rows, adds up counts, sorts by a digit, and counts the second digits."""
-    word, short = torch.int32, torch.int16
-    sums, sum_names = (short, word, word), ("counts", "earlier", "totals")
-    scattered, scattered_names = (word, word, *sums, word, word), ("key", "order", *sum_names, "new_key", "new_order")
-    rows, row_names = (index, other, torch.bool, word, short, torch.bool), ("index", "other", "alive", "key", "counts")
-
-    def stage(kernel: Any, names: tuple[str, ...], types: tuple[torch.dtype, ...], *more: Any) -> _Stage:
-        return _Stage(Kernel(kernel, num_warps=_WARPS), names, types, *more)
-
-    return (
-        stage(radix_kernels.count_rows, (*row_names, "bad"), rows, 3, (*wraps, masked, BLOCK, BINS)),
-        stage(radix_kernels.scan, sum_names, sums, 1, (BINS, SCANNED, _MANY)),
-        stage(radix_kernels.scatter, scattered_names, scattered, 2, (_BITS, BINS)),
-        stage(radix_kernels.count, ("key", "counts"), (word, short), 2, (BLOCK, BINS)),
-    )
+def _count_rows(index: torch.dtype, other: torch.dtype, wraps: tuple[bool, bool], masked: bool) -> _Stage:
+    """Returns what writes the keys and counts their first digits, for indices of two dtypes."""
+    types = (index, other, torch.bool, _KEY, _COUNT, torch.bool)
+    names = ("index", "other", "alive", "key", "counts", "bad")
+    return _stage(radix_kernels.count_rows, names, types, 3, *wraps, masked, BLOCK, BINS)
 
 
 def sort(
@@ -100,7 +109,7 @@ def sort(
     sizes: Sequence[int],
     wraps: tuple[bool, bool],
     masked: bool,
-    scratch: tuple[Tensor, Tensor],
+    spare: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Returns the sorted rows of edges, and the numbers of the edges in this order, int32 ``[num_edges]``.
 
@@ -112,34 +121,33 @@ def sort(
         sizes: The numbers of edges, rows and columns.
         wraps: Whether negative rows and columns count from the end.
         masked: Whether `alive` is read.
-        scratch: Two tensors to write to, int32 ``[num_edges]``.
+        spare: A tensor to write to, int32 ``[num_edges]``.
     """
     edges, rows, _ = sizes
     blocks, adding = -(-edges // BLOCK), BINS // SCANNED
-    count_rows, scan, scatter, count = _stages(given[0].dtype, given[1].dtype, wraps, masked)
-    first_key, first_order = scratch
-    counts = first_key.new_empty((blocks, BINS), dtype=torch.int16)
-    sums = [counts, first_key.new_empty((blocks, BINS)), first_key.new_empty((BINS,))]
-    key, order = torch.empty_like(first_key), torch.empty_like(first_key)
+    count_rows = _count_rows(given[0].dtype, given[1].dtype, wraps, masked)
+    counts = spare.new_empty((blocks, BINS), dtype=_COUNT)
+    sums = [counts, spare.new_empty((blocks, BINS)), spare.new_empty((BINS,))]
+    first_key, key, order = (torch.empty_like(spare) for _ in range(3))
     count_rows.launch(blocks, [*given, first_key, counts, bad], sizes)
-    scan.launch(adding, sums, [blocks])
+    _scan.launch(adding, sums, [blocks])
     if rows < BINS:
-        scatter.launch(blocks, [first_key, first_key, *sums, key, order], [edges, 0])
+        _scatter.launch(blocks, [first_key, first_key, *sums, key, order], [edges, 0])
         return key, order
-    scatter.launch(blocks, [first_key, first_key, *sums, key, first_order], [edges, 0])
-    count.launch(blocks, [key, counts], [edges, DIGIT])
-    scan.launch(adding, sums, [blocks])
-    scatter.launch(blocks, [key, first_order, *sums, first_key, order], [edges, DIGIT])
+    _scatter.launch(blocks, [first_key, first_key, *sums, key, spare], [edges, 0])
+    _count.launch(blocks, [key, counts], [edges, DIGIT])
+    _scan.launch(adding, sums, [blocks])
+    _scatter.launch(blocks, [key, spare, *sums, first_key, order], [edges, DIGIT])
     return first_key, order
 
 
-def entries(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> tuple[Entry, ...]:
-    """Returns the kernels for packages, each once, in the order of :func:`sort`."""
-    return tuple(stage.entry() for stage in _stages(index, other, wraps, masked))
+def entries(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> dict[str, Entry]:
+    """Returns the kernels for packages by their names."""
+    stages = (_count_rows(index, other, wraps, masked), _scan, _scatter, _count)
+    return dict(zip(("count_rows", "scan", "scatter", "count"), (stage.entry() for stage in stages), strict=True))
 
 
 def compile_ahead(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool], rows: int) -> None:
     """Starts to compile the kernels for a graph, in other threads."""
-    stages = _stages(index, other, wraps, masked)
-    for stage in stages[:3] if rows < BINS else stages:
+    for stage in (_count_rows(index, other, wraps, masked), _scan, _scatter, *([_count] if rows >= BINS else [])):
         stage.compile_ahead()

@@ -10,8 +10,8 @@ import triton.language as tl
 
 from gnncompile.codegen.triton.layout_kernels import count_smaller
 
-_SIZES = ["number", "num_rows", "num_columns"]
-_INDICES = ["index_ptr", "other_ptr", "alive_ptr"]
+SIZES = ["number", "num_rows", "num_columns"]
+INDICES = ["index_ptr", "other_ptr", "alive_ptr"]
 
 
 @triton.jit
@@ -43,6 +43,31 @@ def key_of(
 
 
 @triton.jit
+def write_keys(
+    index_ptr,
+    other_ptr,
+    alive_ptr,
+    key_ptr,
+    bad_ptr,
+    at,
+    number,
+    num_rows,
+    num_columns,
+    WRAP_ROWS: tl.constexpr,
+    WRAP_COLUMNS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Writes the keys to sort by, and sets a bool if an edge is out of range. Returns the keys."""
+    key, bad = key_of(
+        index_ptr, other_ptr, alive_ptr, at, number, num_rows, num_columns, WRAP_ROWS, WRAP_COLUMNS, MASKED
+    )
+    tl.store(key_ptr + at, key, mask=at < number)
+    found = tl.max(bad.to(tl.int32), 0) > 0
+    tl.store(bad_ptr, found, mask=found)
+    return key
+
+
+@triton.jit
 def column_of(other_ptr, at, inside, num_columns):
     """The column of each edge, within the graph."""
     column = tl.load(other_ptr + at, mask=inside, other=0).to(tl.int64)
@@ -50,7 +75,7 @@ def column_of(other_ptr, at, inside, num_columns):
     return tl.minimum(tl.maximum(column, 0), tl.maximum(num_columns - 1, 0)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_INDICES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INDICES)
 def rank(
     index_ptr,
     other_ptr,
@@ -97,7 +122,7 @@ def rank(
     tl.store(bad_ptr, wrong, mask=wrong & (tl.program_id(0) == edge_programs))
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_INDICES)
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INDICES)
 def keys(
     index_ptr,
     other_ptr,
@@ -114,15 +139,23 @@ def keys(
 ):
     """Writes the keys to sort by, and sets a bool if an edge is out of range."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    key, bad = key_of(
-        index_ptr, other_ptr, alive_ptr, at, number, num_rows, num_columns, WRAP_ROWS, WRAP_COLUMNS, MASKED
+    write_keys(
+        index_ptr,
+        other_ptr,
+        alive_ptr,
+        key_ptr,
+        bad_ptr,
+        at,
+        number,
+        num_rows,
+        num_columns,
+        WRAP_ROWS,
+        WRAP_COLUMNS,
+        MASKED,
     )
-    tl.store(key_ptr + at, key, mask=at < number)
-    found = tl.max(bad.to(tl.int32), 0) > 0
-    tl.store(bad_ptr, found, mask=found)
 
 
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=["other_ptr"])
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=["other_ptr"])
 def place(
     key_ptr,
     order_ptr,

@@ -7,7 +7,7 @@ about ten launches, which is most of the time of a small graph. More edges take 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -52,56 +52,41 @@ _BLOCK = 1024
 """The edges or rows of a program of the other kernels."""
 
 
-@dataclass(frozen=True)
-class Sort:
-    """The kernels that sort edges.
+NUMBERS = {"few": FEW, "ranked": _RANKED, "block": _BLOCK, "placed": _PLACED, **radix_sort.NUMBERS}
+"""What a package must know to launch the kernels of :func:`entries`."""
 
-    Attributes:
-        rank: Sorts few edges: index, other, alive; rowptr, col, edge, bad.
-        keys: Writes the keys of many edges: index, other, alive; key, bad.
-        place: Writes the layout of keys that torch sorted: key, order, other; rowptr, col, edge.
-        place_radix: The same, of keys that the radix sort sorted.
-        radix: The kernels of the radix sort: see :func:`gnncompile.codegen.triton.radix_sort.entries`.
+
+def entries(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> dict[str, Entry]:
+    """Returns the kernels for packages by their names, for indices of two dtypes.
+
+    - rank sorts few edges: index, other, alive; rowptr, col, edge, bad.
+    - keys writes the keys of many edges: index, other, alive; key, bad.
+    - place writes the layout of keys that torch sorted: key, order, other; rowptr, col, edge.
+    - place_radix does the same for keys that the radix sort sorted.
+    - The others are those of :func:`gnncompile.codegen.triton.radix_sort.entries`.
+
+    Args:
+        index: The dtype of the rows.
+        other: The dtype of the columns.
+        masked: Whether some edges are dropped. If none is, the kernels do not read `alive`.
+        wraps: Whether negative rows and columns count from the end.
     """
-
-    rank: Entry
-    keys: Entry
-    place: Entry
-    place_radix: Entry
-    radix: tuple[Entry, ...]
-
-    @staticmethod
-    def of(index: torch.dtype, other: torch.dtype, masked: bool, wraps: tuple[bool, bool]) -> Sort:
-        """Returns the kernels for indices of two dtypes, whose negative entries may count from the end.
-
-        Args:
-            index: The dtype of the rows.
-            other: The dtype of the columns.
-            masked: Whether some edges are dropped. If none is, the kernels do not read `alive`.
-            wraps: Whether negative rows and columns count from the end.
-        """
-        given, layout = (index, other, torch.bool), (torch.int32,) * 3
-        names, made = ("index", "other", "alive"), ("rowptr", "col", "edge")
-        placed, constants, kernels = ("key", "order", "other", *made), (*wraps, masked), _kernels(index, other)
-        ranked = (*given, *layout, torch.bool)
-        rank = kernels.rank.entry((*names, *made, "bad"), ranked, 3, (*constants, _RANKED, _STEP))
-        keys = kernels.keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK))
-        place, place_radix = (
-            kernels.place[order].entry(placed, (torch.int32, order, other, *layout), 3, (_PLACED,))
-            for order in (torch.int64, torch.int32)
-        )
-        radix = radix_sort.entries(index, other, masked, wraps)
-        used = [_of_package(one) for one in (rank, keys, place, place_radix, *radix)]
-        return Sort(used[0], used[1], used[2], used[3], tuple(used[4:]))
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """The kernels in the order of the attributes."""
-        return self.rank, self.keys, self.place, self.place_radix, *self.radix
-
-    numbers = FEW, _RANKED, _BLOCK, _PLACED, *radix_sort.NUMBERS
-    """The most edges that `rank` sorts, the edges or rows of a program of `rank`, of `keys` and of `place`, and the
-    numbers of the radix sort."""
+    given, layout = (index, other, torch.bool), (torch.int32,) * 3
+    names, made = ("index", "other", "alive"), ("rowptr", "col", "edge")
+    placed, constants, kernels = ("key", "order", "other", *made), (*wraps, masked), _kernels(index, other)
+    ranked = (*given, *layout, torch.bool)
+    place, place_radix = (
+        kernels.place[order].entry(placed, (torch.int32, order, other, *layout), 3, (_PLACED,))
+        for order in (torch.int64, torch.int32)
+    )
+    found = {
+        "rank": kernels.rank.entry((*names, *made, "bad"), ranked, 3, (*constants, _RANKED, _STEP)),
+        "keys": kernels.keys.entry((*names, "key", "bad"), (*given, torch.int32, torch.bool), 3, (*constants, _BLOCK)),
+        "place": place,
+        "place_radix": place_radix,
+        **radix_sort.entries(index, other, masked, wraps),
+    }
+    return {name: _of_package(entry) for name, entry in found.items()}
 
 
 def _of_package(entry: Entry) -> Entry:
@@ -138,8 +123,7 @@ def sort_edges(
             kernels.rank(programs, [*given, rowptr, col, edge, bad], sizes, (*constants, _RANKED, _STEP))
             return rowptr, col, edge, bad
         if radix_sort.fits(num_rows, edges):
-            key, order = radix_sort.sort(given, bad, sizes, wraps, alive is not None, (col, edge))
-            col, edge = torch.empty_like(key), torch.empty_like(key)
+            key, order = radix_sort.sort(given, bad, sizes, wraps, alive is not None, edge)
         else:
             kernels.keys(_blocks(edges, _BLOCK), [*given, edge, bad], sizes, (*constants, _BLOCK))
             key, order = torch.sort(edge, stable=True)
