@@ -23,14 +23,15 @@ def bytes_read(plan: Backward) -> float:
     for region in (stage.region for stage in plan.stages):
         for at, node in enumerate(region.nodes):
             if node.op == "input" and node.space in (region.by.opposite, Space.EDGE):
-                total += _row_bytes(node)
+                total += row_bytes(node)
             elif node.op in LAYERS:
                 rows = region.nodes[node.args[1]].shape if node.op == "transposed" else node.shape
                 total += 4 * rows[0] * rows[1] * region.features(at) / PRODUCT
     return total
 
 
-def _row_bytes(node: Node) -> int:
+def row_bytes(node: Node) -> int:
+    """Returns the bytes of one row of a value. Packed bits count as what takes as long to read."""
     if node.dtype == BITS:
         return READ
     return math.prod(node.shape) * bits.tensor_type(node.dtype).itemsize

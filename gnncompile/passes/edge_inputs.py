@@ -42,21 +42,22 @@ def replace_input(
     Args:
         reader: The region, which reads the rows as values per edge.
         rows: The rows.
-        instead: The tensors to read. The first takes the position of the rows, others are added.
+        instead: The tensors to read.
         make: Makes the value per edge of an input node, from these tensors' positions.
     """
     given: Any = reader.args
-    tensors, layout, spec = list(given[0]), given[1], given[2]
-    moved = {at for at, tensor in enumerate(tensors) if tensor is rows}
-    tensors = [instead[0] if at in moved else tensor for at, tensor in enumerate(tensors)]
-    places = [_place(tensors, tensor) for tensor in instead[1:]]
+    before, layout, spec = given
+    tensors = [tensor for tensor in before if tensor is not rows]
+    others = [at for at, tensor in enumerate(before) if tensor is not rows]
+    places = [_place(tensors, tensor) for tensor in instead]
     region: Region = parse(spec)
     b, copies = Builder(region.by, region.unmasked, region.tiled), dict[int, int]()
     for at, node in enumerate(region.nodes):
-        if node.op == "input" and node.value in moved:
-            copies[at] = make(b, node, [int(node.value or 0), *places])
+        if node.op == "input" and before[int(node.value or 0)] is rows:
+            copies[at] = make(b, node, places)
         else:
-            copies[at] = b.emit(replace(node, args=tuple(copies[a] for a in node.args)))
+            position = others.index(int(node.value or 0)) if node.op == "input" else node.value
+            copies[at] = b.emit(replace(node, args=tuple(copies[a] for a in node.args), value=position))
     made = b.finish([replace(out, node=copies[out.node]) for out in region.outputs])
     verify(made)
     reader.args = (tensors, layout, made.spec)

@@ -44,6 +44,8 @@ class RowArithmetic:
             return self.builder.const(float(arg))
         if not is_tensor(arg):
             raise NotFusable("an operand is a symbolic number")
+        while arg.target is aten.expand.default and not self.has_rows(arg.args[0]):
+            arg = arg.args[0]  # the same row in all places
         if arg in self.values:
             return self.values[arg]
         if arg.target is aten.full.default and isinstance(arg.args[1], (int, float)) and not arg.args[0]:

@@ -170,6 +170,51 @@ def test_rows_are_as_exact_as_their_type(kept: str) -> None:
     torch.testing.assert_close(found.double(), right.double().view_as(found), rtol=limit, atol=limit * 1000)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_that_read_the_same_edges_share_a_walk(dtype: str) -> None:
+    """One walk by rows takes two sums of a stored state. A softmax, whose state is not rounded, has its own."""
+    torch.manual_seed(0)
+    make, (walk, rows, columns) = Maker(dtype), edges(hub=True)
+    b = make.b
+    state = make.layer(make.input(E, 12), 12)
+    gate, other = b.op("sigmoid", state), make.input(S, 12)
+    sums = [b.reduce("sum", b.op("mul", gate, other)), b.reduce("sum", gate)]
+    region = make.finish(state, *sums, b.reduce("sum", b.op("mul", b.softmax(state), other)))
+    assert [part.outputs for part in TiledPlan(region).parts] == [[1, 2], [3]]
+    compare(region, make.tensors(rows, columns, 150, getattr(torch, dtype)), walk)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("operands", "is_read"), [(1, False), (2, True), (3, True)])
+def test_a_sum_reads_a_result_per_edge_where_its_operands_are_more(operands: int, is_read: bool, dtype: str) -> None:
+    """A gradient of a state is stored for a layer's gradient. Its sum over edges reads it, or its only operand."""
+    torch.manual_seed(0)
+    make, (walk, rows, columns) = Maker(dtype), edges(hub=True)
+    b = make.b
+    total = make.input(E, 12)
+    for _ in range(operands - 1):
+        total = b.op("add", total, b.op("mul", make.input(E, 12), make.input(D, 12)))
+    gradient = b.op("mul", total, make.input(D, 12))
+    region = make.finish(gradient, b.reduce("sum", gradient), make.layer(gradient, 12, bias=False))
+    plan = TiledPlan(region)
+    assert [bool(part.leaves) for part in plan.parts] == [is_read]
+    assert not is_read or plan.places[plan.parts[0].leaves.pop()] == "out0", "stored twice"
+    compare(region, make.tensors(rows, columns, 150, getattr(torch, dtype)), walk)
+
+
+def test_a_result_of_another_type_is_computed_again() -> None:
+    """A sum in float32 does not read a result that is stored in 16 bits."""
+    torch.manual_seed(0)
+    make, (walk, rows, columns) = Maker("bfloat16"), edges()
+    b = make.b
+    gradient = b.op("add", b.op("mul", make.input(E, 8), make.input(D, 8)), make.input(E, 8))
+    layer = make.layer(gradient, 8, bias=False)
+    outputs = [(gradient, "bfloat16"), (b.reduce("sum", gradient), "float32"), (layer, "bfloat16")]
+    region = b.finish([Output(node, dtype, (8,)) for node, dtype in outputs])
+    assert not any(part.leaves for part in TiledPlan(region).parts)
+    compare(region, make.tensors(rows, columns, 150, torch.bfloat16), walk)
+
+
 def test_a_long_chain_is_planned_quickly() -> None:
     make = Maker()
     x = make.layer(make.input(E, 4), 4)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from gnncompile.ir.builder import Builder
+from gnncompile.ir.costs import row_bytes
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import LAYERS, Output, Region, Space
+from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
 
 ROW_RESULTS = (*REDUCTIONS, "ties")
 """Operations that give a value per row from values per edge."""
@@ -49,12 +50,12 @@ class RowPart:
 
 
 def row_parts(region: Region) -> list[RowPart]:
-    """Returns the parts of the outputs per row. Outputs that share a reduction are in one part."""
+    """Returns the parts of the outputs per row. Those that share a reduction, or read the same edges, are together."""
     cutter, parts = _Cutter(region), list[RowPart]()
     for k, out in enumerate(region.outputs):
         if region.per_row(out):
             part = cutter.part(k)
-            for other in [p for p in parts if cutter.shares(p, part)]:
+            for other in [p for p in parts if cutter.shares(p, part) or cutter.read_the_same(p, part)]:
                 parts.remove(other)
                 part = RowPart(
                     [*other.outputs, *part.outputs],
@@ -74,15 +75,14 @@ class _Cutter:
         self.layered, self.by_row = set[int](), set[int]()
         self.near = set[int]()
         """Values that follow from inputs and from outputs per edge, which are stored anyway."""
-        kept = {out.node for out in region.outputs if region.per_edge(out)}
+        self.kept = {out.node: out.dtype for out in region.outputs if region.per_edge(out)}
         for i, node in enumerate(region.nodes):
             if node.op in LAYERS or not self.layered.isdisjoint(node.args):
                 self.layered.add(i)
             if node.op in (*ROW_RESULTS, "softmax") or not self.by_row.isdisjoint(node.args):
                 self.by_row.add(i)
-            if i not in self.layered or i in kept or (node.op in POINTWISE and self.near.issuperset(node.args)):
+            if i not in self.layered or i in self.kept or (node.op in POINTWISE and self.near.issuperset(node.args)):
                 self.near.add(i)
-        self.kept = kept & self.layered
 
     def part(self, k: int) -> RowPart:
         """Returns the part of one output."""
@@ -92,7 +92,7 @@ class _Cutter:
             i = todo.pop()
             if i in part.nodes or i in part.leaves:
                 continue
-            if self._is_leaf(i):
+            if self._is_leaf(i, self.region.outputs[k].dtype):
                 part.leaves.add(i)
             else:
                 part.nodes.add(i)
@@ -104,14 +104,45 @@ class _Cutter:
         """Whether two parts reduce the same value."""
         return any(self.nodes[i].op in (*ROW_RESULTS, "softmax") for i in one.nodes & other.nodes)
 
-    def _is_leaf(self, i: int) -> bool:
+    def read_the_same(self, one: RowPart, other: RowPart) -> bool:
+        """Whether two parts read the same values per edge, and each may read them as the other does."""
+        alike = one.compares == other.compares and self._types(one) == self._types(other)
+        return alike and not self._read(one).isdisjoint(self._read(other))
+
+    def _read(self, part: RowPart) -> set[int]:
+        """Returns the values per edge that a part reads from memory."""
+        return part.leaves | {i for i in part.nodes if self._reads_edges(i)}
+
+    def _types(self, part: RowPart) -> set[str]:
+        return {self.region.outputs[k].dtype for k in part.outputs}
+
+    def _is_leaf(self, i: int, dtype: str) -> bool:
+        """Whether an output of this type reads a value from memory, instead of computing it."""
         node = self.nodes[i]
-        if i not in self.layered or i in self.by_row:
+        if i in self.by_row:
             return False
+        if i not in self.layered:
+            return self._is_less_to_read(i, dtype)
         # A gradient finds a maximum again only if a walk computes it as well: kernels by rows round otherwise.
         if node.op not in POINTWISE or i in self.kept or self.region.exact:
             return True
         if i in self.near:
             return False
-        behind = [self.nodes[a].shape[1] for a in set(node.args) if a in self.layered]
-        return sum(behind) >= node.shape[1]
+        behind_layers = [self.nodes[a].shape[1] for a in set(node.args) if a in self.layered]
+        return sum(behind_layers) >= node.shape[1]
+
+    def _is_less_to_read(self, i: int, dtype: str) -> bool:
+        """Whether a value is stored anyway, in the type that the output needs, and is less to read than its operands.
+
+        The others are computed again: an edge's row of a gradient is often a sum of rows that lie in memory.
+        """
+        is_kept = i in self.kept and self.kept[i] == dtype and dtype in (self.region.factor, self.region.compute)
+        if not is_kept or self.nodes[i].op not in POINTWISE or self.region.exact:
+            return False
+        operands = [self.nodes[a] for a in behind(self.nodes, [i]) if self._reads_edges(a)]
+        return sum(map(row_bytes, operands)) > row_bytes(replace(self.nodes[i], dtype=dtype))
+
+    def _reads_edges(self, i: int) -> bool:
+        """Whether a node reads another row for each edge of a row."""
+        node = self.nodes[i]
+        return node.op == "input" and node.space in (Space.EDGE, Space.ORDERED, self.region.by.opposite)

@@ -19,8 +19,9 @@ from gnncompile.codegen.gemm import MOST_READ, MOST_WRITTEN
 from gnncompile.device import device_of
 from gnncompile.ops.gemm import only_follows
 from gnncompile.passes.analysis import alike, drop_with_operands, own, same_shape, value
-from gnncompile.passes.matrix_arithmetic import MatrixArithmetic, is_stored
+from gnncompile.passes.matrix_arithmetic import MatrixArithmetic
 from gnncompile.passes.pointwise import NotFusable
+from gnncompile.passes.stored_arithmetic import is_stored
 
 _MOST_OPERATIONS = 32
 """Most operations that follow a product."""

@@ -1,4 +1,4 @@
-"""Sums of values per edge are added up by the region that reads them, with eager's numbers and gradients."""
+"""Arithmetic on values per edge is computed by the region that reads it, with eager's numbers and gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 from torch import Tensor, fx, nn
 
 import gnncompile
-from gnncompile.passes.post_grad import read_summands
+from gnncompile.ir.region import parse
+from gnncompile.passes.post_grad import read_arithmetic
 from tests.graphs import EDGE_LISTS
 from tests.harness import same_gradients
 
@@ -44,6 +45,23 @@ class States(nn.Module):
         return total(state, destination, x.size(0))
 
 
+class Centred(nn.Module):
+    """States of edges that are centred over all edges: their gradients need sums of all edges first."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(layers))
+        self.scale = nn.Parameter(torch.rand(CHANNELS) + 0.5)
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        for layer in self.layers:
+            raw = layer(e) + x[source]
+            x = x + total(raw.sigmoid(), destination, x.size(0))
+            e = e + ((raw - raw.sum(0) / (raw.size(0) + 1)) * self.scale).relu()
+        return torch.cat([x, total(e, destination, x.size(0))], dim=1)
+
+
 class Maximum(nn.Module):
     """A maximum over sums that are stored: its gradient finds it again by its bits."""
 
@@ -61,22 +79,26 @@ class Maximum(nn.Module):
 
 @pytest.fixture
 def sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of tensors that a region reads in place of each sum."""
+    """The number of tensors that a region reads in place of each result of arithmetic."""
     found: list[int] = []
-    original = read_summands.replace_input
+    original = read_arithmetic.replace_input
 
     def spy(reader: fx.Node, rows: fx.Node, instead: list[fx.Node], make: Any) -> None:
         found.append(len(instead))
+        tiled, factor = parse(reader.args[2]).tiled, parse(reader.args[2]).factor
         original(reader, rows, instead, make)
+        tensors, after = reader.args[0], parse(reader.args[2])
+        assert rows not in tensors and len(set(tensors)) == len(tensors) == after.count
+        assert not tiled or after.factor == factor
 
-    monkeypatch.setattr(read_summands, "replace_input", spy)
+    monkeypatch.setattr(read_arithmetic, "replace_input", spy)
     with torch._inductor.config.patch(force_disable_caches=True):  # a graph from the cache has run its passes
         yield found
 
 
 @triton_regions.INTERPRETED
 @pytest.mark.parametrize("edges", EDGE_LISTS)
-@pytest.mark.parametrize("make", [lambda: States(2), lambda: States(3), lambda: States(5), Maximum])
+@pytest.mark.parametrize("make", [lambda: States(2), lambda: States(3), lambda: States(5), Centred, Maximum])
 def test_gradients(make: Callable[[], nn.Module], edges: str, which: str) -> None:
     device = triton_regions.home(which)
     torch.manual_seed(0)
@@ -97,3 +119,18 @@ def test_few_summands_are_read(steps: int, read: list[int], sums: list[int]) -> 
     x, e = torch.randn(5, CHANNELS, requires_grad=True), torch.randn(edge_index.size(1), CHANNELS)
     gnncompile.compile(States(steps))(x, edge_index, e).sum().backward()
     assert sums == read
+
+
+@triton_regions.INTERPRETED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_statistics_are_computed_by_their_readers(dtype: torch.dtype, which: str, sums: list[int]) -> None:
+    """The gradient of a centred state reads few tensors per edge. In 16 bits, its statistics may be float32."""
+    if which == "cpp" and dtype != torch.float32:
+        pytest.skip("on CPUs, layers of edges in 16 bits are the library's")
+    torch.manual_seed(0)
+    model, edge_index = Centred(3), EDGE_LISTS["unsorted, duplicates, hub"]
+    given = [torch.randn(5, CHANNELS), torch.randn(edge_index.size(1), CHANNELS)]
+    device = triton_regions.home(which)
+    x, e = (t.to(device, dtype) for t in given)
+    gnncompile.compile(model.to(device, dtype))(x, edge_index.to(device), e).sum().backward()
+    assert sums and max(sums) > 1
