@@ -68,8 +68,7 @@ def _count(graph: fx.Graph) -> int:
     ("function", "copies"),
     [
         (_norm, 3),
-        (_only_summed, 2),
-        *((f, 1) for f in (_from_three, _multiplied, _of_few, _summed_in_rows, _returned)),
+        *((f, 1) for f in (_from_three, _multiplied, _only_summed, _of_few, _summed_in_rows, _returned)),
     ],
 )
 def test_what_sums_read(function: Callable[[Rows], Tensor], copies: int, monkeypatch: pytest.MonkeyPatch):

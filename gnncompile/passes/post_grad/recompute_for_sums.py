@@ -1,4 +1,4 @@
-"""A value that column sums read, and later arithmetic, is computed for each of them. Runs after differentiation.
+"""A value that column sums and later arithmetic read is computed for each of them. Runs after differentiation.
 
 Before: ``g = where(relu(x * scale + shift) > 0, dy, 0); s = sum(g, 0); dx = g - s / n``
 After:  ``g = where(...); s = sum(g, 0); h = where(...); dx = h - s / n``, where ``h`` equals ``g``
@@ -30,7 +30,7 @@ def run(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if _is_matrix(node) and len(node.users) > 1 and device_of(value(node).device).runs_triton:
             chain = _chain(node)
-            if chain and _is_summed(node):
+            if chain and _is_summed_and_read(node):
                 for user in list(node.users)[1:]:
                     _copy(graph, node, chain, user)
 
@@ -42,10 +42,10 @@ def _is_matrix(node: Any) -> bool:
     return bool(value(node).dim() == 2 and value(node).is_floating_point())
 
 
-def _is_summed(node: fx.Node) -> bool:
-    """Whether some readers only sum a value by column, and the others are few, arithmetic that may need the sums."""
+def _is_summed_and_read(node: fx.Node) -> bool:
+    """Whether some readers only sum a value by column, and a few others are arithmetic that may need the sums."""
     others = [user for user in node.users if not _ends_in_sum(user)]
-    return len(others) <= min(_MOST_READERS, len(node.users) - 1) and all(map(_is_matrix, others))
+    return 0 < len(others) <= _MOST_READERS and len(others) < len(node.users) and all(map(_is_matrix, others))
 
 
 def _ends_in_sum(node: fx.Node) -> bool:
