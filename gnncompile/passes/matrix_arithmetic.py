@@ -36,12 +36,15 @@ class MatrixArithmetic(StoredArithmetic):
         return super().lies(node) and (self.before is None or node < self.before or node is self.before)
 
     def finish(self, nodes: list[fx.Node]) -> Region | None:
-        """Returns the region whose outputs are nodes that it holds; None if its values must round as in other kernels.
+        """Returns the region whose outputs are nodes that it holds; None if kernels of products can't compute it.
 
-        They must where values are compared for equality, and where equal products are subtracted from one another: see
-        :attr:`gnncompile.ir.region.Region.exact` and ``contracts``.
+        They can't where all rows of an output are equal, and where values must round as in other kernels: where they
+        are compared for equality, and where equal products are subtracted from one another (see
+        :attr:`gnncompile.ir.region.Region.exact` and ``contracts``).
         """
         columns = self.shape[1]
+        if not all(self.fills_rows(self.values[node]) for node in nodes):
+            return None
         outputs = [Output(self.values[node], storage_type(value(node).dtype), (columns,)) for node in nodes]
         region = self.builder.finish(outputs)
         verify(region)

@@ -44,12 +44,13 @@ class RowArithmetic:
             return self.builder.const(float(arg))
         if not is_tensor(arg):
             raise NotFusable("an operand is a symbolic number")
-        while arg.target is aten.expand.default and not self.has_rows(arg.args[0]):
-            arg = arg.args[0]  # the same row in all places
+        if self._repeats_a_row(arg):
+            return self.operand(arg.args[0], of, slots, strict)
         if arg in self.values:
             return self.values[arg]
-        if arg.target is aten.full.default and isinstance(arg.args[1], (int, float)) and not arg.args[0]:
-            return self.builder.const(float(arg.args[1]))
+        number = number_of(arg)
+        if number is not None:
+            return self.builder.const(number)
         if value(arg).device != self.device:
             raise NotFusable("an operand is on another device")
         if len(arg.users) == 1 and self.computable(arg):
@@ -66,6 +67,11 @@ class RowArithmetic:
             del self.tensors[before[0] :]
             self._positions = before[1]
             raise
+
+    def fills_rows(self, at: int) -> bool:
+        """Whether a region node has the width of the region's rows, and may differ from row to row."""
+        node = self.builder.nodes[at]
+        return node.space is not Space.PARAMETER and node.shape == self.shape
 
     def input(self, node: fx.Node) -> int:
         """Returns the region node that reads a tensor. Raises NotFusable if the region can't read it."""
@@ -84,6 +90,14 @@ class RowArithmetic:
             self._positions[key] = len(self.tensors)
             self.tensors.append(node)
         return self.builder.input(self._positions[key], space, shape, storage_type(fake.dtype))
+
+    def _repeats_a_row(self, node: fx.Node) -> bool:
+        """Whether a tensor is one row, expanded to all rows."""
+        if node.target is not aten.expand.default or not self.has_rows(node):
+            return False
+        source: Any = node.args[0]
+        row, repeated = value(source).shape[-self.rank :], value(node).shape[1:]
+        return not self.has_rows(source) and len(row) == self.rank and all(map(same_size, row, repeated))
 
     def _shape(self, sizes: Sequence[Any]) -> Shape:
         """Returns the feature shape (heads, channels) of an operand with these sizes."""
@@ -123,6 +137,18 @@ class RowArithmetic:
         """Whether the first axis of a tensor is the region's rows."""
         fake = value(node)
         return bool(fake.dim() > 0 and same_size(fake.shape[0], self.num_rows))
+
+
+def number_of(node: fx.Node) -> float | None:
+    """Returns the number that a tensor without axes holds, or None for other tensors."""
+    args: Any = node.args
+    if node.target is aten.full.default and not args[0]:
+        number = args[1]
+    elif node.target is aten.scalar_tensor.default:
+        number = args[0]
+    else:
+        return None
+    return float(number) if isinstance(number, (int, float)) else None
 
 
 def _count(sizes: Sequence[Any]) -> int:

@@ -12,9 +12,11 @@ import torch
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gnncompile
-from gnncompile.ir.region import parse
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Space, parse
 from gnncompile.passes.post_grad import read_arithmetic
 from tests.graphs import EDGE_LISTS
 from tests.harness import same_gradients
@@ -134,3 +136,54 @@ def test_gradients_of_statistics_are_computed_by_their_readers(dtype: torch.dtyp
     x, e = (t.to(device, dtype) for t in given)
     gnncompile.compile(model.to(device, dtype))(x, edge_index.to(device), e).sum().backward()
     assert sums and max(sums) > 1
+
+
+def _summed(rows: Tensor, edge_index: Tensor) -> Tensor:
+    """The sum of rows by destination, `[5, channels]`, by a region."""
+    b = Builder(Space.DESTINATION)
+    summed = b.reduce("sum", b.input(0, Space.EDGE, (1, rows.size(1)), "float32"))
+    region = b.finish([Output(summed, "float32", (rows.size(1),))])
+    order = edge_index[1].argsort(stable=True)
+    rowptr = torch.searchsorted(edge_index[1][order], torch.arange(6))
+    layout = [part.int() for part in (rowptr, edge_index[0][order], order)]
+    (total,) = torch.ops.gnncompile.region.default([rows], layout, region.spec)
+    return total
+
+
+ARITHMETIC: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int | None]] = {
+    "a row for all edges": (lambda t: t["a"] * t["row"].expand(9, 4), 2),
+    "a row without its axis": (lambda t: t["a"] - t["row"][0].expand(9, 4), 2),
+    "a column": (lambda t: t["a"] * t["column"], 2),
+    "a number for all edges": (lambda t: t["a"] * t["number"].expand(9, 4), None),
+    "no value per edge": (lambda t: t["row"].exp().expand(9, 4) * t["row"].expand(9, 4), None),
+    "three matrices": (lambda t: t["a"] * t["b"] + t["c"], 3),
+    "four matrices": (lambda t: t["a"] * t["b"] + t["c"] * t["d"], None),
+    "a mask": (lambda t: torch.where(t["a"] <= 0, 0.0, t["b"] * 2), 2),
+    "one matrix twice": (lambda t: t["a"] * t["a"].sigmoid(), 1),
+    "a sum of rows": (lambda t: t["a"] - t["a"].sum(0), 2),
+    "a sum of columns": (lambda t: t["a"] - t["a"].sum(1, keepdim=True), None),
+    "integers": (lambda t: t["a"] * t["integers"], None),
+    "another layout": (lambda t: t["a"] + t["transposed"].t(), None),
+}
+"""What a region reads, and how many tensors it reads instead; None if it is stored."""
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_what_is_computed_where_it_is_read(name: str) -> None:
+    torch.manual_seed(0)
+    function, read = ARITHMETIC[name]
+    sizes = {"a": (9, 4), "b": (9, 4), "c": (9, 4), "d": (9, 4), "row": (1, 4), "column": (9, 1), "number": (1, 1)}
+    tensors = {key: torch.randn(size) for key, size in (sizes | {"transposed": (4, 9)}).items()}
+    tensors |= {"integers": torch.randint(3, (9, 4))}
+    edge_index = torch.randint(5, (2, 9))
+    traced = make_fx(lambda t: _summed(function(t), edge_index), tracing_mode="real")(tensors)
+    for node in traced.graph.nodes:
+        if "tensor_meta" in node.meta and "val" not in node.meta:
+            node.meta["val"] = node.meta["tensor_meta"]
+    read_arithmetic.run(traced.graph)
+    traced.graph.lint()
+    traced.recompile()
+    (region,) = traced.graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default)
+    given, spec = region.args[0], region.args[2]
+    assert (len(given) if parse(spec).nodes[1].op != "reduce_sum" else None) == read
+    torch.testing.assert_close(traced(tensors), _summed(function(tensors), edge_index))

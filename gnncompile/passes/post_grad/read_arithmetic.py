@@ -20,9 +20,10 @@ from torch import fx
 
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import HALVES, Node, Region, Shape, Space, parse
-from gnncompile.passes.analysis import aten, drop_unused, is_tensor, own, value
+from gnncompile.passes.analysis import drop_unused, is_tensor, own, value
 from gnncompile.passes.edge_inputs import reads_per_edge, replace_input
 from gnncompile.passes.pointwise import NotFusable, Slots
+from gnncompile.passes.row_arithmetic import number_of
 from gnncompile.passes.stored_arithmetic import StoredArithmetic
 
 MOST_READ = 3
@@ -54,7 +55,7 @@ def _compute(reader: fx.Node, rows: fx.Node) -> None:
     with suppress(NotFusable):
         at = edges.compute(rows)
         nodes = edges.builder.nodes[: at + 1]
-        if edges.tensors and _keeps_factor(region, nodes):
+        if edges.fills_rows(at) and _keeps_factor(region, nodes):
             replace_input(reader, rows, edges.tensors, partial(_copied, nodes, at))
 
 
@@ -85,7 +86,7 @@ class EdgeArithmetic(StoredArithmetic):
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
         """Returns the region node of an operand. What is the same for all edges is computed once, by others."""
-        if is_tensor(arg) and not self.has_rows(arg) and arg.target is not aten.full.default:
+        if is_tensor(arg) and not self.has_rows(arg) and number_of(arg) is None:
             return self.input(arg)
         return super().operand(arg, of, slots, strict)
 
