@@ -37,16 +37,29 @@ def reads_per_edge(reader: fx.Node, rows: fx.Node) -> bool:
 def replace_input(
     reader: fx.Node, rows: fx.Node, instead: list[fx.Node], make: Callable[[Builder, Node, list[int]], int]
 ) -> None:
-    """Lets a region read other tensors instead of some rows.
+    """Lets a region read other tensors instead of some rows. See `with_input_replaced`."""
+    tensors, region = with_input_replaced(reader, rows, instead, make)
+    set_region(reader, tensors, region)
+
+
+def set_region(reader: fx.Node, tensors: list[fx.Node], region: Region) -> None:
+    """Puts another region in the place of a node's, which reads these tensors."""
+    reader.args = (tensors, reader.args[1], region.spec)
+
+
+def with_input_replaced(
+    reader: fx.Node, rows: fx.Node, instead: list[fx.Node], make: Callable[[Builder, Node, list[int]], int]
+) -> tuple[list[fx.Node], Region]:
+    """Returns the tensors and the region of a node that reads other tensors instead of some rows.
 
     Args:
-        reader: The region, which reads the rows as values per edge.
+        reader: The node, which reads the rows as values per edge.
         rows: The rows.
-        instead: The tensors to read.
-        make: Makes the value per edge of an input node, from these tensors' positions.
+        instead: The tensors to read. Those that the region does not read yet come after its other tensors.
+        make: Makes the value per edge of an input node, of its shape, from the positions of these tensors.
     """
     given: Any = reader.args
-    before, layout, spec = given
+    before, _, spec = given
     tensors = [tensor for tensor in before if tensor is not rows]
     others = [at for at, tensor in enumerate(before) if tensor is not rows]
     places = [_place(tensors, tensor) for tensor in instead]
@@ -60,7 +73,7 @@ def replace_input(
             copies[at] = b.emit(replace(node, args=tuple(copies[a] for a in node.args), value=position))
     made = b.finish([replace(out, node=copies[out.node]) for out in region.outputs])
     verify(made)
-    reader.args = (tensors, layout, made.spec)
+    return tensors, made
 
 
 def _place(tensors: list[fx.Node], tensor: fx.Node) -> int:

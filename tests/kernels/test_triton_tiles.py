@@ -202,14 +202,17 @@ def test_a_sum_reads_a_result_per_edge_where_its_operands_are_more(operands: int
     compare(region, make.tensors(rows, columns, 150, getattr(torch, dtype)), walk)
 
 
-def test_a_result_of_another_type_is_computed_again() -> None:
-    """A sum in float32 does not read a result that is stored in 16 bits."""
+@pytest.mark.parametrize("compares", [False, True])
+def test_a_result_that_is_rounded_otherwise_is_computed_again(compares: bool) -> None:
+    """Neither a sum in float32 nor a sum that compares values reads a result that is stored in 16 bits."""
     torch.manual_seed(0)
     make, (walk, rows, columns) = Maker("bfloat16"), edges()
     b = make.b
     gradient = b.op("add", b.op("mul", make.input(E, 8), make.input(D, 8)), make.input(E, 8))
-    layer = make.layer(gradient, 8, bias=False)
-    outputs = [(gradient, "bfloat16"), (b.reduce("sum", gradient), "float32"), (layer, "bfloat16")]
+    layer, summed = make.layer(gradient, 8, bias=False), b.reduce("sum", gradient)
+    positive = b.reduce("sum", b.op("where", b.op("gt", gradient, b.const(0.0)), gradient, b.const(0.0)))
+    other = (positive, "bfloat16") if compares else (b.op("mul", summed, b.const(2.0)), "float32")
+    outputs = [(gradient, "bfloat16"), (summed, "bfloat16"), other, (layer, "bfloat16")]
     region = b.finish([Output(node, dtype, (8,)) for node, dtype in outputs])
     assert not any(part.leaves for part in TiledPlan(region).parts)
     compare(region, make.tensors(rows, columns, 150, torch.bfloat16), walk)

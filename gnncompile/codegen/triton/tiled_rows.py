@@ -11,7 +11,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.costs import row_bytes
 from gnncompile.ir.pointwise import POINTWISE
 from gnncompile.ir.reductions import REDUCTIONS
-from gnncompile.ir.region import LAYERS, Output, Region, Space, behind
+from gnncompile.ir.region import HALVES, LAYERS, Output, Region, Space, behind
 
 ROW_RESULTS = (*REDUCTIONS, "ties")
 """Operations that give a value per row from values per edge."""
@@ -52,18 +52,19 @@ class RowPart:
 def row_parts(region: Region) -> list[RowPart]:
     """Returns the parts of the outputs per row. Those that share a reduction, or read the same edges, are together."""
     cutter, parts = _Cutter(region), list[RowPart]()
-    for k, out in enumerate(region.outputs):
-        if region.per_row(out):
-            part = cutter.part(k)
-            for other in [p for p in parts if cutter.shares(p, part) or cutter.read_the_same(p, part)]:
-                parts.remove(other)
-                part = RowPart(
-                    [*other.outputs, *part.outputs],
-                    other.nodes | part.nodes,
-                    other.leaves | part.leaves,
-                    other.compares or part.compares,
-                )
-            parts.append(part)
+    found = [cutter.part(k) for k, out in enumerate(region.outputs) if region.per_row(out)]
+    if region.factor in HALVES and any(part.compares for part in found):  # results per edge are rounded
+        found = [cutter.part(k, reads_kept=False) for part in found for k in part.outputs]
+    for part in found:
+        for other in [p for p in parts if cutter.share_reductions(p, part) or cutter.share_edges(p, part)]:
+            parts.remove(other)
+            part = RowPart(
+                [*other.outputs, *part.outputs],
+                other.nodes | part.nodes,
+                other.leaves | part.leaves,
+                other.compares or part.compares,
+            )
+        parts.append(part)
     return parts
 
 
@@ -76,6 +77,7 @@ class _Cutter:
         self.near = set[int]()
         """Values that follow from inputs and from outputs per edge, which are stored anyway."""
         self.kept = {out.node: out.dtype for out in region.outputs if region.per_edge(out)}
+        self.types = {out.dtype for out in region.outputs if region.per_row(out)}
         for i, node in enumerate(region.nodes):
             if node.op in LAYERS or not self.layered.isdisjoint(node.args):
                 self.layered.add(i)
@@ -84,15 +86,15 @@ class _Cutter:
             if i not in self.layered or i in self.kept or (node.op in POINTWISE and self.near.issuperset(node.args)):
                 self.near.add(i)
 
-    def part(self, k: int) -> RowPart:
-        """Returns the part of one output."""
+    def part(self, k: int, reads_kept: bool = True) -> RowPart:
+        """Returns the part of one output. `reads_kept`: whether it may read results per edge in place of operands."""
         part = RowPart([k])
         todo = [self.region.outputs[k].node]
         while todo:
             i = todo.pop()
             if i in part.nodes or i in part.leaves:
                 continue
-            if self._is_leaf(i, self.region.outputs[k].dtype):
+            if self._is_leaf(i) or (reads_kept and self._is_less_to_read(i)):
                 part.leaves.add(i)
             else:
                 part.nodes.add(i)
@@ -100,29 +102,24 @@ class _Cutter:
         part.compares = any(self.nodes[i].op in _COMPARING for i in part.nodes)
         return part
 
-    def shares(self, one: RowPart, other: RowPart) -> bool:
+    def share_reductions(self, one: RowPart, other: RowPart) -> bool:
         """Whether two parts reduce the same value."""
         return any(self.nodes[i].op in (*ROW_RESULTS, "softmax") for i in one.nodes & other.nodes)
 
-    def read_the_same(self, one: RowPart, other: RowPart) -> bool:
-        """Whether two parts read the same values per edge, and each may read them as the other does."""
-        alike = one.compares == other.compares and self._types(one) == self._types(other)
-        return alike and not self._read(one).isdisjoint(self._read(other))
+    def share_edges(self, one: RowPart, other: RowPart) -> bool:
+        """Whether two parts read the same values per edge, in the same type."""
+        alike = one.compares == other.compares and len(self.types) == 1
+        return alike and not self._values_read(one).isdisjoint(self._values_read(other))
 
-    def _read(self, part: RowPart) -> set[int]:
+    def _values_read(self, part: RowPart) -> set[int]:
         """Returns the values per edge that a part reads from memory."""
         return part.leaves | {i for i in part.nodes if self._reads_edges(i)}
 
-    def _types(self, part: RowPart) -> set[str]:
-        return {self.region.outputs[k].dtype for k in part.outputs}
-
-    def _is_leaf(self, i: int, dtype: str) -> bool:
-        """Whether an output of this type reads a value from memory, instead of computing it."""
+    def _is_leaf(self, i: int) -> bool:
+        """Whether a part reads a value from memory, since the walk in tiles computes it by layers."""
         node = self.nodes[i]
-        if i in self.by_row:
+        if i not in self.layered or i in self.by_row:
             return False
-        if i not in self.layered:
-            return self._is_less_to_read(i, dtype)
         # A gradient finds a maximum again only if a walk computes it as well: kernels by rows round otherwise.
         if node.op not in POINTWISE or i in self.kept or self.region.exact:
             return True
@@ -131,16 +128,18 @@ class _Cutter:
         behind_layers = [self.nodes[a].shape[1] for a in set(node.args) if a in self.layered]
         return sum(behind_layers) >= node.shape[1]
 
-    def _is_less_to_read(self, i: int, dtype: str) -> bool:
-        """Whether a value is stored anyway, in the type that the output needs, and is less to read than its operands.
+    def _is_less_to_read(self, i: int) -> bool:
+        """Whether a value without layers is stored anyway, in the type of all rows, and less to read than its operands.
 
-        The others are computed again: an edge's row of a gradient is often a sum of rows that lie in memory.
+        The others are computed again. A gradient per edge is often a sum of rows that lie in memory.
         """
-        is_kept = i in self.kept and self.kept[i] == dtype and dtype in (self.region.factor, self.region.compute)
-        if not is_kept or self.nodes[i].op not in POINTWISE or self.region.exact:
+        node, dtype = self.nodes[i], self.kept.get(i)
+        if self.types != {dtype} or dtype not in (self.region.factor, self.region.compute):
+            return False
+        if node.op not in POINTWISE or i in self.by_row or self.region.exact:
             return False
         operands = [self.nodes[a] for a in behind(self.nodes, [i]) if self._reads_edges(a)]
-        return sum(map(row_bytes, operands)) > row_bytes(replace(self.nodes[i], dtype=dtype))
+        return sum(map(row_bytes, operands)) > row_bytes(replace(node, dtype=dtype))
 
     def _reads_edges(self, i: int) -> bool:
         """Whether a node reads another row for each edge of a row."""

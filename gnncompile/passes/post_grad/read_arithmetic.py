@@ -19,9 +19,9 @@ import torch
 from torch import fx
 
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import HALVES, Node, Region, Shape, Space, parse
+from gnncompile.ir.region import Node, Region, Shape, Space, behind, parse
 from gnncompile.passes.analysis import drop_unused, is_tensor, own, value
-from gnncompile.passes.edge_inputs import reads_per_edge, replace_input
+from gnncompile.passes.edge_inputs import reads_per_edge, set_region, with_input_replaced
 from gnncompile.passes.pointwise import NotFusable, Slots
 from gnncompile.passes.row_arithmetic import number_of
 from gnncompile.passes.stored_arithmetic import StoredArithmetic
@@ -48,35 +48,39 @@ def _compute(reader: fx.Node, rows: fx.Node) -> None:
     """Lets a region compute rows that are arithmetic, if it can."""
     given: Any = reader.args
     tensors, region = given[0], parse(given[2])
-    shapes = {node.shape for node in region.inputs if any(tensors[at] is rows for at in node.positions)}
-    edges = EdgeArithmetic(value(rows), shapes.pop(), region.by, set(tensors) - {rows})
-    if shapes or not edges.computable(rows):
+    shape, *others = {node.shape for node in region.inputs if any(tensors[at] is rows for at in node.positions)}
+    edges = EdgeArithmetic(value(rows), shape, region.by, set(tensors) - {rows})
+    if others or not edges.computable(rows):
         return
     with suppress(NotFusable):
         at = edges.compute(rows)
-        nodes = edges.builder.nodes[: at + 1]
-        if edges.fills_rows(at) and _keeps_factor(region, nodes):
-            replace_input(reader, rows, edges.tensors, partial(_copied, nodes, at))
+        if edges.fills_rows(at):
+            make = partial(_copied, edges.builder.nodes, at)
+            read, made = with_input_replaced(reader, rows, edges.tensors, make)
+            if _rounds_alike(region, made):
+                set_region(reader, read, made)
 
 
-def _keeps_factor(region: Region, added: list[Node]) -> bool:
-    """Whether the factors of a region's products keep their type. Without weights, that is the type of its tensors."""
-    if region.factor not in HALVES or any(node.space is Space.FEATURE for node in region.inputs):
-        return True
-    return all(node.dtype == region.factor for node in added if node.op == "input" and node.is_number)
+def _rounds_alike(before: Region, after: Region) -> bool:
+    """Whether a region with more arithmetic rounds what it computed before in the same way.
+
+    Without weights, the type of all tensors decides to which type its products round. Comparisons for equality, and a
+    difference of products, decide how all of its kernels round.
+    """
+    return before.factor == after.factor and before.exact == after.exact and before.contracts == after.contracts
 
 
 class EdgeArithmetic(StoredArithmetic):
     """Arithmetic on values per edge, as nodes of a region that reads such values.
 
-    A result that several nodes read counts as one that lies in memory if it takes no more than the rows themselves:
-    Inductor writes it in a kernel that has it in registers.
+    A result that several nodes read may be read as well, if its type is no wider than that of the rows: Inductor writes
+    it in a kernel that has it in registers.
 
     Args:
         like: A tensor with a row per edge, ``[num_edges, ...]``.
         shape: The feature shape of a row.
         by: The end of the edges by which the region walks them.
-        known: The tensors that the region reads anyway.
+        known: The other tensors that the region reads.
     """
 
     def __init__(self, like: torch.Tensor, shape: Shape, by: Space, known: Collection[fx.Node]) -> None:
@@ -85,13 +89,13 @@ class EdgeArithmetic(StoredArithmetic):
         self.double, self.dtype = like.dtype == torch.float64, like.dtype
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
-        """Returns the region node of an operand. What is the same for all edges is computed once, by others."""
+        """Returns the region node of an operand. What is the same for all edges is not computed for each, but read."""
         if is_tensor(arg) and not self.has_rows(arg) and number_of(arg) is None:
             return self.input(arg)
         return super().operand(arg, of, slots, strict)
 
     def lies(self, node: fx.Node) -> bool:
-        """Whether a tensor lies in memory in any case, or takes little to write."""
+        """Whether a tensor may be read: it lies in memory in any case, or takes no more to write than the rows."""
         if not self.has_rows(node) or super().lies(node):
             return True
         return len(node.users) > 1 and value(node).dtype.itemsize <= self.dtype.itemsize
@@ -102,9 +106,10 @@ class EdgeArithmetic(StoredArithmetic):
 
 
 def _copied(nodes: list[Node], result: int, b: Builder, _: Node, places: list[int]) -> int:
-    """Adds nodes to a region, whose tensors are at these places, and returns the copy of a result."""
+    """Adds a result, and what it is computed from, to a region whose tensors are at these places. Returns its index."""
     copies = dict[int, int]()
-    for at, node in enumerate(nodes):
+    for at in sorted(behind(nodes, [result])):
+        node = nodes[at]
         if node.op == "input":
             copies[at] = b.input(places[int(node.value or 0)], node.space, node.shape, node.dtype)
         else:
