@@ -140,7 +140,7 @@ class RowArithmetic:
 
 
 def number_of(node: fx.Node) -> float | None:
-    """Returns the number that a tensor without axes holds, or None for other tensors."""
+    """Returns the number that a tensor without axes is made of, or None for other tensors, and if its type cuts it."""
     args: Any = node.args
     if node.target is aten.full.default and not args[0]:
         number = args[1]
@@ -148,7 +148,8 @@ def number_of(node: fx.Node) -> float | None:
         number = args[0]
     else:
         return None
-    return float(number) if isinstance(number, (int, float)) else None
+    fits = isinstance(number, int) or (isinstance(number, float) and value(node).dtype.is_floating_point)
+    return float(number) if fits else None
 
 
 def _count(sizes: Sequence[Any]) -> int:

@@ -107,7 +107,7 @@ def test_gradients(make: Callable[[], nn.Module], edges: str, which: str, sums: 
     given = [torch.randn(5, CHANNELS), torch.randn(edge_index.size(1), CHANNELS)]
     x, e = (t.to(device, torch.float64) for t in given)
     other = copy.deepcopy(model)
-    same_gradients(model, (other, gnncompile.compile(other)), x, edge_index, e)
+    same_gradients(model, (other, gnncompile.compile(other, fullgraph=True)), x, edge_index, e)
     assert make is not Maximum or not sums
 
 
@@ -118,7 +118,7 @@ def test_few_summands_are_read(steps: int, read: list[int], sums: list[int]) -> 
     torch.manual_seed(0)
     edge_index = EDGE_LISTS["unsorted, duplicates, hub"]
     x, e = torch.randn(5, CHANNELS, requires_grad=True), torch.randn(edge_index.size(1), CHANNELS)
-    gnncompile.compile(States(steps))(x, edge_index, e).sum().backward()
+    gnncompile.compile(States(steps), fullgraph=True)(x, edge_index, e).sum().backward()
     assert sums == read
 
 
@@ -135,7 +135,7 @@ def test_gradients_of_statistics_are_computed_by_their_readers(dtype: torch.dtyp
     exact = copy.deepcopy(model).double()
     exact(given[0].double(), edge_index, given[1].double()).sum().backward()
     x, e = (t.to(device, dtype) for t in given)
-    gnncompile.compile(model.to(device, dtype))(x, edge_index.to(device), e).sum().backward()
+    gnncompile.compile(model.to(device, dtype), fullgraph=True)(x, edge_index.to(device), e).sum().backward()
     assert sums and max(sums) > 1
     limit = 1e-4 if dtype == torch.float32 else 0.1
     for one, right in zip(model.parameters(), exact.parameters(), strict=True):
@@ -164,6 +164,8 @@ ARITHMETIC: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int | None]] 
     "a scalar for all edges and a column": (lambda t: t["number"].reshape(()).expand(9, 4) * t["column"], None),
     "a value that is compared": (lambda t: torch.where(t["a"].exp() == t["b"], 0.0, t["c"]), None),
     "a difference of products": (lambda t: t["a"] * t["b"] - t["b"] * t["c"], None),
+    "a number": (lambda t: t["a"] * torch.ops.aten.scalar_tensor(2.7), 1),
+    "a number that its type cuts": (lambda t: t["a"] * torch.ops.aten.scalar_tensor(2.7, dtype=torch.int64), None),
     "no value per edge": (lambda t: t["row"].exp().expand(9, 4) * t["row"].expand(9, 4), None),
     "three matrices": (lambda t: t["a"] * t["b"] + t["c"], 3),
     "four matrices": (lambda t: t["a"] * t["b"] + t["c"] * t["d"], None),
