@@ -282,6 +282,11 @@ class Region:
         return tuple(sorted(cases | {tuple(k == n for k in range(count)) for n in range(count)}))
 
     @cached_property
+    def edge_spaces(self) -> frozenset[Space]:
+        """The spaces whose values differ from edge to edge of one row."""
+        return frozenset({Space.EDGE, Space.ORDERED, self.by.opposite})
+
+    @cached_property
     def needs_opposite(self) -> bool:
         """Whether the region gathers rows of the other end of its edges."""
         return any(n.op == "input" and n.space is self.by.opposite for n in self.nodes)

@@ -114,7 +114,7 @@ def counted(
         stores = last and any(map(region.per_edge, region.outputs))
         numbered = stores or any(n.space is Space.EDGE for n in read)
         streamed += edges * INDEX_BYTES * (any(n.space is region.by.opposite for n in read) + numbered)
-    once = [tensors[n.positions.start] for n in region.inputs if not _on_edges(region, n)]
+    once = [tensors[n.positions.start] for n in region.inputs if n.space not in region.edge_spaces]
     streamed += layout[0].nbytes + sum(t.nbytes for t in (*once, *outputs))
     flops = sum(
         2.0 * edges * region.features(i) * _width(region, n) for i, n in enumerate(region.nodes) if n.op in LAYERS
@@ -124,11 +124,7 @@ def counted(
 
 def least(region: Region) -> list[list[int]]:
     """Returns the loops of the kernel that moves least: a single loop that reads the data of each edge once."""
-    return [[i for i, n in enumerate(region.nodes) if n.op == "input" and _on_edges(region, n)]]
-
-
-def _on_edges(region: Region, node: Node) -> bool:
-    return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
+    return [[i for i, n in enumerate(region.nodes) if n.op == "input" and n.space in region.edge_spaces]]
 
 
 def _row_bytes(tensor: Tensor) -> float:

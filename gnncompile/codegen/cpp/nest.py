@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from gnncompile.codegen.cpp.plan import Kind, Nest, Step, is_buffered, is_direct, iteration, on_edges, reads
+from gnncompile.codegen.cpp.plan import Kind, Nest, Step, is_buffered, is_direct, iteration, reads
 from gnncompile.codegen.cpp.prelude import STORAGE
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.ir import bits, philox
@@ -113,7 +113,7 @@ class NestWriter:
                 self._put(f"pack(flags{step.output}, {words}, o{step.output} + e * {words});")
 
     def _on_edges(self, step: Step) -> bool:
-        return step.kind is Kind.STORE and on_edges(self.region, self.nodes[step.node])
+        return step.kind is Kind.STORE and self.nodes[step.node].space in self.region.edge_spaces
 
     def _packs(self, step: Step) -> bool:
         return step.kind is Kind.STORE and self.region.outputs[step.output].dtype == BITS

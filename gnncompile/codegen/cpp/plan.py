@@ -65,16 +65,11 @@ class Plan:
     gathered: tuple[tuple[int, ...], ...]
 
 
-def on_edges(region: Region, node: Node) -> bool:
-    """Whether a value differs from edge to edge of one row."""
-    return node.space in (Space.EDGE, Space.ORDERED, region.by.opposite)
-
-
 def is_direct(region: Region, node: Node) -> bool:
     """Whether a value is read from its tensor at every use, instead of being loaded once and kept."""
     if node.op != "input" or node.shape == (1, 1):
         return False
-    return on_edges(region, node) or node.dtype == region.compute
+    return node.space in region.edge_spaces or node.dtype == region.compute
 
 
 def is_buffered(node: Node) -> bool:
@@ -111,7 +106,7 @@ def plan(region: Region) -> Plan:
 class _Planner:
     def __init__(self, region: Region) -> None:
         self.region, self.nodes = region, region.nodes
-        self.edgewise = [on_edges(region, n) for n in self.nodes]
+        self.edgewise = [n.space in region.edge_spaces for n in self.nodes]
         self.outers = [i for i, n in enumerate(self.nodes) if n.op == "outer"]
         self.num_loops, self.loop_of = self._stages()
 

@@ -170,8 +170,7 @@ def _schedule(region: Region, together: Together, passes: int) -> Schedule:
     """Returns the schedule of a region that needs this number of passes."""
     nodes, need = region.nodes, _needs(region, together, passes)
     ready = tuple(tuple(sorted(i for i, k in need.items() if k == step)) for step in range(passes + 1))
-    near = frozenset({Space.EDGE, Space.ORDERED, region.by.opposite})
-    spaces = near | {region.by} if region.sums_all else near
+    spaces = region.edge_spaces | {region.by} if region.sums_all else region.edge_spaces
     loops = []
     for step in range(passes):
         reductions = tuple(i for i in ready[step + 1] if nodes[i].op in ENDS)
@@ -179,7 +178,7 @@ def _schedule(region: Region, together: Together, passes: int) -> Schedule:
         stores = tuple(k for k, o in enumerate(region.outputs) if last and nodes[o.node].space in spaces)
         roots = [a for i in reductions for a in _reads(region, together, i)]
         values = _closure(nodes, spaces, roots + [region.outputs[k].node for k in stores])
-        gathered = tuple(i for i in values if nodes[i].op == "input" and nodes[i].space in near)
+        gathered = tuple(i for i in values if nodes[i].op == "input" and nodes[i].space in region.edge_spaces)
         loops.append(Pass(reductions, values, stores, gathered))
     wide = [i for i, n in enumerate(nodes) if n.shape[0] * n.shape[1] >= tuning.TILES.combined_width]
     every_step = frozenset(i for i in wide if nodes[i].op in (*REDUCTIONS, "ties", "outer"))

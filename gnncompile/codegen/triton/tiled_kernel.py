@@ -26,7 +26,7 @@ from gnncompile.codegen.triton.tiled_writer import TiledWriter
 from gnncompile.exc import ArgumentError
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.reference import Layout
-from gnncompile.ir.region import Region, Space
+from gnncompile.ir.region import Region
 from gnncompile.layout.csr import rows_of_edges
 
 _GIVEN = (*Layout._fields, "rows", "sums")
@@ -197,7 +197,7 @@ class TiledKernel:
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...]:
         """The inputs that each walk reads per edge or at the edge's other end."""
-        nodes, gathered = self.region.nodes, (Space.EDGE, Space.ORDERED, self.region.by.opposite)
+        nodes, gathered = self.region.nodes, self.region.edge_spaces
         return tuple(
             tuple(i for i in phase.need if nodes[i].op == "input" and nodes[i].space in gathered)
             for phase in self.plan.phases

@@ -144,4 +144,4 @@ class _Cutter:
     def _reads_edges(self, i: int) -> bool:
         """Whether a node reads another row for each edge of a row."""
         node = self.nodes[i]
-        return node.op == "input" and node.space in (Space.EDGE, Space.ORDERED, self.region.by.opposite)
+        return node.op == "input" and node.space in self.region.edge_spaces
