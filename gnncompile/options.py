@@ -42,8 +42,8 @@ class Options:
     )
     products: bool = _option(
         True,
-        "Compute float32 products of many rows on [tensor cores](sharp-edges.md#what-differs-from-eager), in bfloat16 "
-        "parts, on H100 and H200: more accurate than the library's float32. Where the user allows TensorFloat32, the "
+        "Compute float32 products of many rows on [tensor cores](sharp-edges.md#what-differs-from-eager), in parts of "
+        "16 bits, on H100 and H200: more accurate than the library's float32. Where the user allows TensorFloat32, the "
         "library computes them, faster and far less accurately. In 16 bits, narrow products share launches there. "
         "On AMD CPUs with 512-bit vectors, use these.",
     )

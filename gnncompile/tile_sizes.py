@@ -83,3 +83,11 @@ class MomentsTile(NamedTuple):
     programs: int
     warps: int
     joined: tuple[int, int]
+
+
+H200_PRODUCTS = (
+    (0, ProductTile(128, 16, 32, 3)),
+    (17, ProductTile(64, 64, 32, 3)),
+    (65, ProductTile(64, 128, 32, 3)),
+)
+"""The tiles of float32 products of many rows on an H200, by the columns of the weight."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from gnncompile.half_sizes import H200_HALVES, HalfProductTable
 from gnncompile.loop_sizes import XEON, LoopTable
-from gnncompile.tile_sizes import MomentsTile, ProductTile, ShortRows, Step, WalkTile
+from gnncompile.tile_sizes import H200_PRODUCTS, MomentsTile, ProductTile, ShortRows, Step, WalkTile
 
 _T = TypeVar("_T")
 
@@ -455,7 +455,7 @@ H200 = TileTable(
     most_together=2**14,
     few_rows=2**14,
     product_of_few=ProductTile(64, 32, 64, 2),
-    product_of_many=((0, ProductTile(128, 16, 32, 3)), (17, ProductTile(64, 64, 32, 3))),
+    product_of_many=H200_PRODUCTS,
     product_warps=4,
     split_block=1024,
     over_rows_width=((0, 16), (17, 64), (65, 128)),

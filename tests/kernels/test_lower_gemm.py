@@ -17,7 +17,7 @@ from torch_geometric.nn import GCNConv, GINConv, SAGEConv
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 import gnncompile
-from gnncompile.codegen.gemm import launch
+from gnncompile.codegen.gemm import launch, weights
 from gnncompile.codegen.triton import ahead
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.device import device_of
@@ -140,7 +140,7 @@ def test_kernels_of_the_first_graph_are_compiled_before_they_are_launched(
 
     monkeypatch.setattr(ahead, "begin", begin)
     monkeypatch.setattr(Kernel, "__call__", run)
-    for kernel in (launch.split_kernel, launch._sums):
+    for kernel in (weights.split_kernel, launch._sums):
         monkeypatch.setattr(kernel, "_begun", {})
     for made in (launch._by_rows, launch._over_rows, launch._join):
         made.cache_clear()

@@ -47,6 +47,17 @@ def test_bytes_of_rows(dtype: str, size: int) -> None:
     assert work.begins_with_rows
 
 
+@pytest.mark.parametrize(("channels", "stages"), [(1, 3), (3, 1), (64, 3)])
+def test_no_walk_loads_vectors_ahead(channels: int, stages: int) -> None:
+    make = Maker("float32")
+    x = make.layer(make.input(E, 64), 64)
+    x = make.b.op("add", x, make.b.sum_axis(make.input(S, channels), 1))
+    plan = TiledPlan(make.finish(x))
+    (phase,) = plan.phases
+    assert TiledWork(plan, phase).reads_vectors == (channels == 3)
+    assert choose_tiled_tile(plan, phase).stages == stages
+
+
 def test_a_walk_that_begins_with_arithmetic() -> None:
     make = Maker()
     hidden = make.layer(make.b.op("tanh", make.input(E, 3)), 64)

@@ -1,4 +1,8 @@
-"""Triton kernels for matrix products on tensor cores. See :mod:`gnncompile.codegen.gemm.parts` for float32."""
+"""Triton kernels for matrix products on tensor cores.
+
+Float32 weights that many rows meet are split beforehand: see :mod:`gnncompile.codegen.gemm.scaled`. If there are few
+rows, programs split both factors as in :mod:`gnncompile.codegen.gemm.parts`, which saves a launch.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,7 @@ import triton
 import triton.language as tl
 
 from gnncompile.codegen.gemm.parts import dot, parts, plus_parts, sum_of_terms
-
-
-@triton.jit(do_not_specialize=["depth", "columns", "pitch", "padded_depth", "padded_columns"])
-def split(
-    matrix_ptr,
-    parts_ptr,
-    depth,
-    columns,
-    pitch,
-    padded_depth,
-    padded_columns,
-    TRANSPOSED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Writes a matrix ``[depth, columns]`` in parts, ``[3, padded_depth, padded_columns]``, with zeros around it.
-
-    Pitch is the distance of two rows in memory. TRANSPOSED: columns lie together, and pitch is the distance of two.
-    """
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row, column = at // padded_columns, at % padded_columns
-    source = column.to(tl.int64) * pitch + row if TRANSPOSED else row.to(tl.int64) * pitch + column
-    x = tl.load(matrix_ptr + source, mask=(row < depth) & (column < columns), other=0.0)
-    high, middle, low = parts(x)
-    size = padded_depth * padded_columns
-    inside = at < size
-    tl.store(parts_ptr + at, high, mask=inside)
-    tl.store(parts_ptr + size + at, middle, mask=inside)
-    tl.store(parts_ptr + 2 * size + at, low, mask=inside)
+from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts
 
 
 @triton.jit
@@ -56,6 +33,8 @@ def add_product(
     k = tl.arange(0, DEPTH)
     left = left_ptr + row[:, None].to(tl.int64) * depth + k[None, :]
     size = BLOCKS * DEPTH * padded_columns
+    if RIGHT == "parts":
+        power = power_of_parts(right_ptr, size)
     small = tl.zeros_like(total)
     for start in range(0, BLOCKS * DEPTH, DEPTH):
         down = start + k
@@ -63,7 +42,7 @@ def add_product(
         x = tl.load(left + start, mask=mask, other=0.0)
         if RIGHT == "parts":
             y = right_ptr + down[:, None] * padded_columns + column[None, :]
-            y_high, y_middle, y_low = tl.load(y), tl.load(y + size), tl.load(y + 2 * size)
+            total += product_of_parts(x, tl.load(y), tl.load(y + size), power)
         else:
             if RIGHT == "rows":
                 y = right_ptr + down[:, None] * columns + column[None, :]
@@ -71,14 +50,13 @@ def add_product(
                 y = right_ptr + down[:, None] + column[None, :] * depth
             there = (down[:, None] < depth) & (column[None, :] < columns)
             weight = tl.load(y, mask=there, other=0.0)
-            if weight.dtype == tl.float32:
+            if x.dtype == tl.float32:
                 y_high, y_middle, y_low = parts(weight)
-        if x.dtype == tl.float32:
-            x_high, x_middle, x_low = parts(x)
-            total, small = plus_parts(total, small, x_high, x_middle, x_low, y_high, y_middle, y_low)
-        else:
-            total = dot(x, weight, total)
-    if left_ptr.dtype.element_ty == tl.float32:
+                x_high, x_middle, x_low = parts(x)
+                total, small = plus_parts(total, small, x_high, x_middle, x_low, y_high, y_middle, y_low)
+            else:
+                total = dot(x, weight, total)
+    if RIGHT != "parts" and left_ptr.dtype.element_ty == tl.float32:
         total = sum_of_terms(total, small)
     return total
 

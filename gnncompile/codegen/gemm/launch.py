@@ -12,13 +12,12 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm import MOST_READ, MOST_SIDE_BY_SIDE, arithmetic, kernels, shares
+from gnncompile.codegen.gemm.weights import Way, Weight, ready, storage_order, weight_read
 from gnncompile.codegen.triton.launcher import Kernel, Launch, unit_of
 from gnncompile.codegen.triton.tile import NARROWEST, power_of_two
 from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
-split_kernel = Kernel(kernels.split, num_warps=tuning.TILES.short_warps)
-"""Splits weights into bfloat16 parts."""
 _sums = Kernel(shares.sums, num_warps=tuning.TILES.short_warps)
 
 
@@ -33,8 +32,6 @@ registers: a gradient of silu has 1,160 bytes of them in memory."""
 _EPILOGUE_REGISTERS = 128
 """Most registers of a thread of a float32 product with an epilogue. With as many, four programs share a multiprocessor,
 as they do without an epilogue, and 8 bytes of a thread's values are in memory; without a limit it takes 153."""
-_LONGEST_PITCH = 2**31
-"""Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
 
 
 def by_rows(
@@ -101,7 +98,7 @@ def _launch_by_rows(
     ways = tuple([(*right.shape, *right.stride()) for _, right in factors])
     plan = plan_by_rows(factors[0][0].dtype, rows <= tuning.TILES.few_rows, ways, (kind_of(added), *ends))
     matrices = [
-        m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, _ready(right, read))
+        m for (left, right), read in zip(factors, plan.weights, strict=True) for m in (left, ready(right, read))
     ]
     plan.kernel(
         -(-rows // plan.rows) * plan.across,
@@ -114,10 +111,6 @@ def _launch_by_rows(
 def kind_of(added: Tensor | None) -> str:
     """Returns what is added to products, as kernels call it."""
     return "nothing" if added is None else "row" if added.dim() == 1 else "matrix"
-
-
-Way = tuple[int, int, int, int]
-"""How a weight lies in memory: its depth, its columns, and its two strides."""
 
 
 class RowsPlan(NamedTuple):
@@ -152,16 +145,17 @@ def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tup
             the function of the epilogue and how many columns it takes.
     """
     columns = ways[0][1]
-    tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
+    has_epilogue = len(ends) > 3
+    tile, split = _tile(dtype, few, max(way[0] for way in ways), columns, has_epilogue)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
         split = split or storage_order(ways[0])[0] != storage_order(ways[1])[0]
-    weights = tuple(_weight(dtype, way, tile, split) for way in ways)
+    weights = tuple(weight_read(dtype, way, tile, split) for way in ways)
     first, last = weights[0], weights[-1]
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers = first.units, last.units, columns // unit, across
     constants = (unit, *first.constants, len(ways) > 1, *last.constants, *ends, *tile[:3])
-    kernel = _by_rows(tile, dtype, has_epilogue=len(ends) > 3)
+    kernel = _by_rows(tile, dtype, has_epilogue)
     return RowsPlan(kernel, tile.rows, across, numbers, constants, weights)
 
 
@@ -212,7 +206,7 @@ def _plan_side_by_side(dtype: torch.dtype, way: Way, many: int, biased: int) -> 
     if storage_order(way) not in ((False, columns), (True, depth)):
         return None
     tile, _ = _tile(dtype, False, depth, columns)
-    weight = _weight(dtype, way, tile, split=False)
+    weight = weight_read(dtype, way, tile, split=False)
     across, unit = -(-columns // tile.columns), unit_of(dtype, columns)
     numbers, constants = (weight.units, columns // unit, across), (many, unit, *weight.constants, biased, *tile[:3])
     return RowsPlan(_side_by_side(tile, dtype), tile.rows, across, numbers, constants, (weight,))
@@ -228,7 +222,9 @@ def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*tensors, *[tensors[0]] * (MOST_SIDE_BY_SIDE - len(tensors))]
 
 
-def _tile(dtype: torch.dtype, few: bool, depth: int, columns: int) -> tuple[ProductTile, bool]:
+def _tile(
+    dtype: torch.dtype, few: bool, depth: int, columns: int, has_epilogue: bool = False
+) -> tuple[ProductTile, bool]:
     """Returns the tile of a product with a weight, and whether weights are split into parts beforehand.
 
     Args:
@@ -236,90 +232,22 @@ def _tile(dtype: torch.dtype, few: bool, depth: int, columns: int) -> tuple[Prod
         few: Whether there are few rows.
         depth: The rows of the weight, those of the larger one if there are two.
         columns: Its columns.
+        has_epilogue: Whether the kernel computes something else of the product.
     """
-    in_parts = dtype not in HALVES
-    if in_parts and few:
+    is_split = dtype not in HALVES
+    if is_split and few:
         return tuning.TILES.product_of_few, False
-    tile = tuning.choice(tuning.TILES.product_of_many if in_parts else tuning.HALF_PRODUCTS.tiles, columns)
-    return tile._replace(depth=min(tile.depth, max(power_of_two(depth), NARROWEST))), in_parts
+    table = tuning.TILES.product_of_many if is_split else tuning.HALF_PRODUCTS.tiles
+    tile = tuning.choice(table, columns)
+    half = tile.columns // 2
+    if is_split and (has_epilogue or 0 < columns % tile.columns <= half):
+        # An epilogue needs the registers of a wide tile; and half of the last wide tile would be empty.
+        tile = tuning.choice(table, half)
+    return tile._replace(depth=min(tile.depth, max(power_of_two(depth), NARROWEST))), is_split
 
 
 def _warps(dtype: torch.dtype) -> int:
     return tuning.HALF_PRODUCTS.warps if dtype in HALVES else tuning.TILES.product_warps
-
-
-class Weight(NamedTuple):
-    """What a kernel reads of a weight.
-
-    Attributes:
-        becomes: "itself", or what is made of it beforehand: a "copy" without gaps, or "parts" in bfloat16.
-        units: The length of the axis that both factors share, in units.
-        constants: The unit, the number of blocks along the depth, whether all blocks are full, and how the weight lies
-            in memory.
-        padded: The size of each part.
-        pitch: The distance of two rows or columns of the weight.
-        transposed: Whether columns lie together.
-    """
-
-    becomes: str
-    units: int
-    constants: tuple[int, int, bool, str]
-    padded: tuple[int, int]
-    pitch: int
-    transposed: bool
-
-
-def _weight(dtype: torch.dtype, way: Way, tile: ProductTile, split: bool) -> Weight:
-    """Returns what a kernel reads of a weight. `split` says whether any weight is split beforehand.
-
-    A float32 weight with gaps between its rows is always split: the kernel that splits it knows the distance of two
-    rows.
-    """
-    depth, columns = way[:2]
-    transposed, pitch = storage_order(way)
-    has_gaps = pitch != (depth if transposed else columns)
-    copied = pitch is None or (has_gaps and dtype in HALVES)
-    if copied or pitch is None:
-        transposed, pitch, has_gaps = False, columns, False
-    blocks = -(-depth // tile.depth)
-    in_parts = split or has_gaps
-    lies = "parts" if in_parts else "columns" if transposed else "rows"
-    padded = blocks * tile.depth, -(-columns // tile.columns) * tile.columns
-    unit = unit_of(dtype, depth)
-    constants = unit, blocks, depth == blocks * tile.depth, lies
-    becomes = ("parts of a copy" if copied else "parts") if in_parts else "copy" if copied else "itself"
-    return Weight(becomes, depth // unit, constants, padded, pitch, transposed)
-
-
-def _ready(weight: Tensor, read: Weight) -> Tensor:
-    """Returns what a kernel reads of a weight: itself, a copy, or its three bfloat16 parts."""
-    if read.becomes == "itself":
-        return weight
-    if read.becomes != "parts":
-        weight = weight.contiguous()
-    if read.becomes == "copy":
-        return weight
-    high, wide = read.padded
-    parts = torch.empty((3, high, wide), dtype=torch.bfloat16, device=weight.device)
-    block = tuning.TILES.split_block
-    numbers = (*weight.shape, read.pitch, high, wide)
-    split_kernel(-(-high * wide // block), (weight, parts), numbers, (read.transposed, block))
-    return parts
-
-
-def storage_order(way: Way) -> tuple[bool, int | None]:
-    """Returns whether columns of a weight lie together in memory, rather than rows, and the distance of two of them.
-
-    The distance is None if neither rows nor columns lie together, or if kernels can't take it.
-    """
-    depth, columns, down, across = way
-    if (columns == 1 or across == 1) and (depth == 1 or down == columns):
-        return False, columns
-    if (depth == 1 or down == 1) and (columns == 1 or across == depth):
-        return True, depth
-    transposed = across != 1
-    pitch = across if transposed else down
-    return transposed, pitch if 1 in (down, across) and pitch < _LONGEST_PITCH else None
 
 
 class OverRows(NamedTuple):

@@ -9,6 +9,9 @@ A product of two bfloat16 numbers is exact. Tensor cores round their sums toward
 kept short and added up in float32 after every few columns. Against float64, errors are a half to a quarter of those of
 a product computed in float32.
 
+Sums over rows, and products of few rows, are computed this way. Rows that meet a weight are split into two parts, in
+:mod:`gnncompile.codegen.gemm.scaled`.
+
 Source: G. Henry, P. T. P. Tang, A. Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 Higher-Precision Computations" (ARITH 2019), https://arxiv.org/abs/1904.06376.
 """

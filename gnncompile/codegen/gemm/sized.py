@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.launch import Factors, Way, kind_of, plan_by_rows, split_kernel, storage_order
+from gnncompile.codegen.gemm.launch import Factors, kind_of, plan_by_rows
+from gnncompile.codegen.gemm.weights import Way, elements_of_parts, split_kernel, storage_order
 from gnncompile.codegen.triton.hub_lists import Launch
 
 _NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
@@ -79,7 +80,7 @@ def _stored(weight: Tensor) -> tuple[Tensor, Way]:
 
 
 def in_parts(weight: Tensor, size: tuple[int, int], padded: tuple[int, int], transposed: bool, start: Launch) -> Tensor:
-    """Returns a weight in three bfloat16 parts, ``[3, *padded]``, with zeros around it.
+    """Returns a weight in two float16 parts: see :func:`gnncompile.codegen.gemm.scaled.split`.
 
     Args:
         weight: float32, contiguous.
@@ -88,7 +89,7 @@ def in_parts(weight: Tensor, size: tuple[int, int], padded: tuple[int, int], tra
         transposed: Whether its columns lie together.
         start: Launches a kernel.
     """
-    parts, block = weight.new_empty((3, *padded), dtype=torch.bfloat16), tuning.TILES.split_block
+    parts, block = weight.new_empty(elements_of_parts(padded), dtype=torch.float16), tuning.TILES.split_block
     entry = split_kernel.entry(("weight", "parts"), (weight.dtype, parts.dtype), 5, (transposed, block))
     numbers = [*size, size[0] if transposed else size[1], *padded]
     return start(entry, [weight, parts], numbers, -(-padded[0] * padded[1] // block), [1])[0]

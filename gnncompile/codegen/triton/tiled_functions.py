@@ -5,8 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.parts import dot, parts
-from gnncompile.codegen.gemm.parts import product_of_parts as gemm_of_parts
+from gnncompile.codegen.gemm.parts import dot
+from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts
 
 BLOCK = tl.constexpr(128)
 """Most inputs of a layer whose weights are read at a time."""
@@ -63,7 +63,7 @@ def weights_of_part(
     ACROSS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """One bfloat16 part of the weights of INPUTS inputs, as :func:`layer_of_parts` reads them."""
+    """One float16 part of the weights of INPUTS inputs, as :func:`layer_of_parts` reads them."""
     return tl.load(start + tl.arange(0, INPUTS)[:, None] * DOWN + tl.arange(0, WIDTH)[None, :] * ACROSS)
 
 
@@ -95,21 +95,19 @@ def layer(
 
 @triton.jit
 def layer_of_parts(x, start, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
-    """The same in float32. Weights are padded with zeros, in three bfloat16 parts at a distance of PART."""
-    if x.shape[1] > BLOCK:
-        left, right = halves(x)
-        total = layer_of_parts(left, start, PART, DOWN, ACROSS, WIDTH)
-        total += layer_of_parts(right, start + x.shape[1] // 2 * DOWN, PART, DOWN, ACROSS, WIDTH)
-    else:
-        high = weights_of_part(start, x.shape[1], PART, DOWN, ACROSS, WIDTH)
-        middle = weights_of_part(start + PART, x.shape[1], PART, DOWN, ACROSS, WIDTH)
-        low = weights_of_part(start + 2 * PART, x.shape[1], PART, DOWN, ACROSS, WIDTH)
-        total = product_of_parts(x, high, middle, low)
-    return total
+    """The same in float32. Weights are padded with zeros, in two float16 parts of PART numbers each."""
+    return blocks_of_parts(x, start, power_of_parts(start, PART), PART, DOWN, ACROSS, WIDTH)
 
 
 @triton.jit
-def product_of_parts(x, y_high, y_middle, y_low):
-    """``x @ y`` in float32. The right matrix is given in three bfloat16 parts."""
-    high, middle, low = parts(x)
-    return gemm_of_parts(high, middle, low, y_high, y_middle, y_low)
+def blocks_of_parts(x, start, power, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
+    """The same, of the inputs whose weights begin at `start`. Power is what divided the weights."""
+    if x.shape[1] > BLOCK:
+        left, right = halves(x)
+        total = blocks_of_parts(left, start, power, PART, DOWN, ACROSS, WIDTH)
+        total += blocks_of_parts(right, start + x.shape[1] // 2 * DOWN, power, PART, DOWN, ACROSS, WIDTH)
+    else:
+        high = weights_of_part(start, x.shape[1], PART, DOWN, ACROSS, WIDTH)
+        low = weights_of_part(start + PART, x.shape[1], PART, DOWN, ACROSS, WIDTH)
+        total = product_of_parts(x, high, low, power)
+    return total

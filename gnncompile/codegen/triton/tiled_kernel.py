@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.launch import split_kernel
+from gnncompile.codegen.gemm.weights import in_parts, split_kernel
 from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
@@ -142,7 +142,7 @@ class TiledKernel:
         for walk in self.walks:
             walk.compile_ahead(types)
         for weights in self.weights():
-            given = [self._types[int(weights[1:])], torch.bfloat16]
+            given = [self._types[int(weights[1:])], torch.float16]
             split_kernel.compile_ahead(given, 5, (False, tuning.TILES.split_block))
         for kernel, _ in self.parts:
             kernel.compile_ahead(degree)
@@ -153,7 +153,7 @@ class TiledKernel:
         types = dict.fromkeys(_GIVEN, torch.int32) | {"sums": tensor_type(region.compute)}
         types |= {f"out{k}": tensor_type(out.dtype) for k, out in enumerate(region.outputs)}
         types |= {name: tensor_type(self.plan.stored[i]) for name, i in self.temporaries().items()}
-        types |= dict.fromkeys(self.weights(), torch.bfloat16)
+        types |= dict.fromkeys(self.weights(), torch.float16)
         return types | {f"t{p}": bools if dtype is torch.bool else dtype for p, dtype in self._types.items()}
 
     def temporaries(self) -> dict[str, int]:
@@ -161,7 +161,7 @@ class TiledKernel:
         return {place: i for i, place in self.plan.places.items() if place.startswith("temp")}
 
     def weights(self) -> dict[str, tuple[int, int]]:
-        """The arguments that hold bfloat16 parts of weights, with the weights' rows and columns."""
+        """The arguments that hold float16 parts of weights, with the weights' rows and columns."""
         region, layers = self.region, self.plan.layers
         return {name: matrix(region, region.nodes[i]) for i, name in layers.items() if name[0] == "w"}
 
@@ -214,7 +214,10 @@ class TiledKernel:
             make((edges, self.region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
             for i in self.temporaries().values()
         ]
-        weights = [self._split_weights(tensors[int(name[1:])], *size) for name, size in self.weights().items()]
+        weights = [
+            in_parts(tensors[int(name[1:])], rows, columns, columns, (padded(rows), padded(columns)))
+            for name, (rows, columns) in self.weights().items()
+        ]
         given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
         for walk in self.walks:
             walk(given, rows, edges)
@@ -222,14 +225,6 @@ class TiledKernel:
         for kernel, part in self.parts if rows else ():
             leaves = [given[self._places[plan.places[i]]] for i in sorted(part.leaves)]
             kernel.trusted([*tensors[: self.region.count], *leaves], layout, [outputs[k] for k in part.outputs])
-
-    @staticmethod
-    def _split_weights(weights: Tensor, rows: int, columns: int) -> Tensor:
-        """Returns weights in three bfloat16 parts, ``[3, rows, columns]``, with padded rows and columns of zeros."""
-        size, block = (padded(rows), padded(columns)), tuning.TILES.split_block
-        parts = torch.empty((3, *size), dtype=torch.bfloat16, device=weights.device)
-        split_kernel(-(-size[0] * size[1] // block), (weights, parts), (rows, columns, columns, *size), (False, block))
-        return parts
 
     def _without_bools(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the tensors that walks read. In float64, bools become numbers: see :attr:`TiledPlan.stored`."""

@@ -105,7 +105,7 @@ class TiledPlan:
     def layers(self) -> dict[int, str]:
         """The layers that are products of matrices, by node, with the name of the weights' argument.
 
-        ``t<position>`` is the tensor; ``w<position>`` are its three bfloat16 parts.
+        ``t<position>`` is the tensor; ``w<position>`` are its two float16 parts.
         """
         nodes, letter = self.region.nodes, "w" if self.factor == "float32" else "t"
         found = sorted(i for i in set[int]().union(*(p.need for p in self.phases)) if is_layer(self.region, nodes[i]))

@@ -224,7 +224,7 @@ class TileValues:
         if self.tile.keeps_weights:
             name = self.kept_weights(i)
             if self.plan.factor == "float32":
-                return f"product_of_parts({x}, {name}_high, {name}_middle, {name}_low)"
+                return f"product_of_parts({x}, {name}_high, {name}_low, {name}_power)"
             return f"product({x}, {name})"
         if self.plan.factor == "float32":
             return f"layer_of_parts({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"
@@ -271,9 +271,10 @@ class TileValues:
             depth = padded(rows if node.op == "linear" else columns)
             if self.plan.factor == "float32":
                 size = padded(rows) * padded(columns)
-                for k, part in enumerate(("high", "middle", "low")):
+                for k, part in enumerate(("high", "low")):
                     start = f"{self.plan.layers[i]} + {k * size}"
                     self.line(f"{name}_{part} = weights_of_part({start}, {depth}, {self._sizes(node)})")
+                self.line(f"{name}_power = power_of_parts({self.plan.layers[i]}, {size})")
             else:
                 block = f"weights({self.plan.layers[i]}, {depth}, {self._sizes(node)})"
                 self.line(f"{name} = {block}.to(tl.{self.plan.factor})")
@@ -281,7 +282,7 @@ class TileValues:
     def _sizes(self, node: Node) -> str:
         """Returns the last arguments of the functions that read weights.
 
-        For parts, these are the distance of two parts, the steps to the next input and to the next column, and the
+        For parts, these are the numbers of a part, the steps to the next input and to the next column, and the
         padded columns. Otherwise they are the inputs, the columns, these steps, and the padded columns.
         """
         rows, columns = matrix(self.region, node)

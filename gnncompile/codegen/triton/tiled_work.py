@@ -11,8 +11,8 @@ from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import LAYERS, Node, Space
 
-_BYTES = {"float64": 8, "float32": 6}
-"""Bytes of a weight in shared memory: three bfloat16 parts for float32."""
+_BYTES = {"float64": 8, "float32": 4}
+"""Bytes of a weight in shared memory: two float16 parts for float32."""
 
 
 class TiledWork:
@@ -62,6 +62,12 @@ class TiledWork:
     def bytes_of_exchange(self) -> int:
         """Bytes per edge by which the threads of a program exchange the widest value, or the parts of it."""
         return self.width * max(self._factor_bytes + 2, 4)
+
+    @cached_property
+    def reads_vectors(self) -> bool:
+        """Whether vectors of a few numbers, such as positions, are read for each edge."""
+        vectors = [i for i in self._phase.need if self._is_loaded(i) and not self._is_row(i)]
+        return any(_is_per_edge(self._nodes[i]) and self._nodes[i].shape[1] > 1 for i in vectors)
 
     @cached_property
     def begins_with_rows(self) -> bool:

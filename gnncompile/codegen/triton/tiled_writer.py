@@ -21,7 +21,7 @@ KERNEL = "walk_tiles"
 NUMBERS = ("num_rows",)
 """The integer argument: the number of rows."""
 
-FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "product", "product_of_parts", "weights", "weights_of_part")
+FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "product", "weights", "weights_of_part")
 """The functions of :mod:`gnncompile.codegen.triton.tiled_functions` that generated kernels call."""
 
 
@@ -69,6 +69,7 @@ class TiledWriter(TileValues):
             "import triton.language as tl",
             "",
             "from gnncompile.codegen.gemm.parts import once",
+            "from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts",
             ELEMENTARY,
             "from gnncompile.codegen.triton.tiled_functions import (",
             *(f"    {name}," for name in FUNCTIONS),

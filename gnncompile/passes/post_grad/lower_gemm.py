@@ -3,11 +3,12 @@
 Before: ``addmm(bias, x, w)``; ``add_product(total, x, w)``; ``mm(dy.t(), x)``, with rows of nodes
 After:  ``product(x, w, bias)``; ``product(x, w, total)``, in place; ``product_over_rows(dy, x)``
 Why it pays: the library computes float32 products outside the tensor cores, at a fifteenth of their rate, and dense
-layers take half of the time of most models' steps. The kernels split each number into three bfloat16 parts. Six
+layers take half of the time of most models' steps. The kernels split each number into parts of 16 bits. Three to six
 products on tensor cores then have smaller errors than one in float32, in half of its time
-(:mod:`gnncompile.codegen.gemm.parts`). In 16 bits, narrow products are bound by memory, and the library launches two
-kernels where the gradient of a bias takes another two; ours shares launches between products and sums. On CPUs of AMD,
-Intel's library uses half of each vector (:mod:`gnncompile.codegen.cpp.matrix`).
+(:mod:`gnncompile.codegen.gemm.scaled`, :mod:`gnncompile.codegen.gemm.parts`). In 16 bits, narrow products are bound by
+memory, and the library launches two kernels where the gradient of a bias takes another two; ours shares launches
+between products and sums. On CPUs of AMD, Intel's library uses half of each vector
+(:mod:`gnncompile.codegen.cpp.matrix`).
 """
 
 from __future__ import annotations
