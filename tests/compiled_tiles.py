@@ -64,7 +64,7 @@ def signature(plan: TiledPlan, names: list[str]) -> dict[str, str]:
         elif name == "sums":
             found[name] = POINTERS[region.compute]
         else:
-            found[name] = POINTERS[stored[name]] if name in stored else "*bf16" if name[0] == "w" else ""
+            found[name] = POINTERS[stored[name]] if name in stored else "*fp16" if name[0] == "w" else ""
             found[name] = found[name] or POINTERS[inputs[int(name[1:])]]
     return found
 

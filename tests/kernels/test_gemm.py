@@ -310,13 +310,14 @@ def test_views_that_begin_anywhere(any_tile: None):
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("depth", "columns"), [(70, 1), (70, 7), (1, 70), (130, 64)])
+@pytest.mark.parametrize(("depth", "columns"), [(70, 1), (70, 7), (1, 70), (130, 64), (300, 130)])
 @pytest.mark.parametrize("scale", [1.0, 1e-37, 1e-43, 1e30])
 def test_weights_in_two_parts(depth: int, columns: int, scale: float, transposed: bool):
-    """The parts are the nearest numbers, of the largest finite number divided by the power to between 2^14 and 2^15."""
+    """The parts are the nearest numbers, and the power brings the largest finite number to between 2^14 and 2^15."""
     torch.manual_seed(0)
     x = torch.randn(depth, columns, device=DEVICE) * scale
-    x.view(-1)[:5] = torch.tensor([0.0, INF, -INF, NAN, 2 * scale])
+    x.view(-1)[:4] = torch.tensor([0.0, INF, -INF, NAN])
+    x.view(-1)[-1] = 8 * scale  # in the last stripe
     given = x.t().contiguous() if transposed else x
     high, low, power = in_parts(given, depth, columns, (depth + 3, columns + 2), transposed)
     for part in (high, low):
@@ -327,17 +328,21 @@ def test_weights_in_two_parts(depth: int, columns: int, scale: float, transposed
     largest = float(finite.abs().max()) / power
     assert 2**14 <= largest < 2**15 or scale < 2**-112
     scaled, high, low = x.double() / power, high[:depth, :columns], low[:depth, :columns]
-    torch.testing.assert_close(high, scaled.half(), rtol=0, atol=0, equal_nan=True)
-    rest = (scaled - high.double()) * 2**11
-    # What is left of an infinity is no number, which would hide the infinity in sums.
-    torch.testing.assert_close(low, rest.nan_to_num(nan=65504).half(), rtol=0, atol=0)
+    number = ~scaled.isnan()
+    torch.testing.assert_close(high[number], scaled[number].clamp(-65504, 65504).half(), rtol=0, atol=0)
+    rest = (scaled - high.double()) * 2**11  # an infinity stays one
+    torch.testing.assert_close(low, rest.half(), rtol=0, atol=0, equal_nan=True)
 
 
 def in_parts(given: Tensor, depth: int, columns: int, padded: tuple[int, int], transposed: bool):
     """The high and the low part of a weight, and the power of two that divided it."""
     parts = weights.in_parts(given, depth, columns, given.size(1), padded, transposed)
     size = padded[0] * padded[1]
-    return parts[:size].view(padded), parts[size : 2 * size].view(padded), float(parts[2 * size :].view(torch.float32))
+    return (
+        parts[:size].view(padded),
+        parts[size : 2 * size].view(padded),
+        float(parts[2 * size :].view(torch.float32)[0]),
+    )
 
 
 VIEWS: dict[str, Callable[[int, int], Tensor]] = {
@@ -369,6 +374,25 @@ def test_each_number_is_as_exact_as_in_float32(scale: float, any_tile: None):
     assert float((off / bound).max()) < 2.0**-21
 
 
+@pytest.mark.parametrize(
+    ("row", "weight", "expected"),
+    [
+        ([2.0**79, 2.0**60, 0.0], [0.0, 2.0**60, 2.0**79], 2.0**120),  # both powers together are no float32 number
+        ([3e38, 1e30, 0.0], [0.0, 1e30, 3e38], INF),
+        ([3e38, 0.0, 0.0], [0.0, 0.0, 3e38], 0.0),
+        ([1e-34, 0.0, 0.0], [1e-4, 0.0, 0.0], 1e-38),
+        ([1e-25, 0.0, 0.0], [1e-12, 0.0, 0.0], 1e-37),
+        ([1e30, 0.0, 0.0], [1e-30, 0.0, 0.0], 1.0),
+        ([0.0, 0.0, 0.0], [3e38, 1.0, 1e-38], 0.0),
+    ],
+)
+def test_products_of_large_and_small_powers(row: list[float], weight: list[float], expected: float, any_tile: None):
+    left, right = torch.tensor([row], device=DEVICE), torch.tensor([weight], device=DEVICE).t()
+    out = torch.empty(1, 1, device=DEVICE)
+    launch.by_rows((left, right), None, None, None, False, out)
+    torch.testing.assert_close(out.double(), torch.full_like(out, expected).double(), rtol=1e-5, atol=1e-44)
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e18])
 def test_numbers_of_all_sizes(scale: float, any_tile: None):
     """What a row loses of its small numbers is nothing beside its largest one."""
@@ -391,9 +415,19 @@ def _product_of_sizes(scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return left, right, (out - left @ right).abs(), left.abs() @ right.abs()
 
 
+WEIGHTS: dict[str, Callable[[int, int], Tensor]] = {
+    "with low parts": lambda depth, columns: torch.ones(depth, columns, device=DEVICE) * 1.01,
+    "without low parts": lambda depth, columns: torch.ones(depth, columns, device=DEVICE),
+    "with negative low parts": lambda depth, columns: torch.ones(depth, columns, device=DEVICE) * 0.99,
+    "of both signs": lambda depth, columns: torch.randn(depth, columns, device=DEVICE),
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize(("depth", "columns"), [(16, 16), (17, 18), (50, 17)])
-def test_infinities_and_no_numbers(depth: int, columns: int, any_tile: None):
-    left, right = torch.ones(4, depth, device=DEVICE), torch.ones(depth, columns, device=DEVICE) * 1.01
+def test_infinities_and_no_numbers(depth: int, columns: int, kind: str, any_tile: None):
+    torch.manual_seed(0)
+    left, right = torch.ones(4, depth, device=DEVICE), WEIGHTS[kind](depth, columns)
     left[0, 3], left[1, 3], left[2, 3] = INF, -INF, NAN
     left[3, 3], left[3, 4] = INF, -INF
     right[3, 5] = 0

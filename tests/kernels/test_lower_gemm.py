@@ -140,7 +140,7 @@ def test_kernels_of_the_first_graph_are_compiled_before_they_are_launched(
 
     monkeypatch.setattr(ahead, "begin", begin)
     monkeypatch.setattr(Kernel, "__call__", run)
-    for kernel in (weights.split_kernel, launch._sums):
+    for kernel in (weights._split, launch._sums):
         monkeypatch.setattr(kernel, "_begun", {})
     for made in (launch._by_rows, launch._over_rows, launch._join):
         made.cache_clear()

@@ -238,6 +238,18 @@ def test_infinities_reach_their_own_rows_only(value: float) -> None:
     assert rows == walk.num_rows
 
 
+@pytest.mark.parametrize("channels", [20, 200])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_infinities_come_through_a_layer(value: float, channels: int) -> None:
+    torch.manual_seed(0)
+    make, (walk, _, _) = Maker(), edges()
+    x = make.layer(make.input(E, channels), 24)
+    region = make.finish(x, make.b.reduce("sum", x))
+    tensors = make.tensors(20, 9, 150, torch.float32)
+    tensors[0][17, 3] = tensors[0][40, 5] = value
+    compare(region, tensors, walk)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", REGIONS)
 def test_the_same_bits_every_time(name: str, dtype: str) -> None:

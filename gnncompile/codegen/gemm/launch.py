@@ -241,7 +241,7 @@ def _tile(
     tile = tuning.choice(table, columns)
     half = tile.columns // 2
     if is_split and (has_epilogue or 0 < columns % tile.columns <= half):
-        # An epilogue needs the registers of a wide tile; and half of the last wide tile would be empty.
+        # An epilogue needs the registers of a wide tile. Without one, at least half of the last tile would be empty.
         tile = tuning.choice(table, half)
     return tile._replace(depth=min(tile.depth, max(power_of_two(depth), NARROWEST))), is_split
 

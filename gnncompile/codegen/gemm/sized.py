@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm.launch import Factors, kind_of, plan_by_rows
-from gnncompile.codegen.gemm.weights import Way, elements_of_parts, split_kernel, storage_order
+from gnncompile.codegen.gemm.weights import Way, elements_of_parts, splitting, storage_order
 from gnncompile.codegen.triton.hub_lists import Launch
 
 _NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
@@ -89,7 +89,9 @@ def in_parts(weight: Tensor, size: tuple[int, int], padded: tuple[int, int], tra
         transposed: Whether its columns lie together.
         start: Launches a kernel.
     """
-    parts, block = weight.new_empty(elements_of_parts(padded), dtype=torch.float16), tuning.TILES.split_block
-    entry = split_kernel.entry(("weight", "parts"), (weight.dtype, parts.dtype), 5, (transposed, block))
+    parts = weight.new_empty(elements_of_parts(padded), dtype=torch.float16)
     numbers = [*size, size[0] if transposed else size[1], *padded]
-    return start(entry, [weight, parts], numbers, -(-padded[0] * padded[1] // block), [1])[0]
+    for kernel, programs, constants in splitting(size, padded, transposed):
+        entry = kernel.entry(("weight", "parts"), (weight.dtype, parts.dtype), len(numbers), constants)
+        parts = start(entry, [weight, parts], numbers, programs, [1])[0]
+    return parts

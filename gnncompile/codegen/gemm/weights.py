@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ from gnncompile.codegen.triton.launcher import Kernel, unit_of
 from gnncompile.device import HALVES
 from gnncompile.tile_sizes import ProductTile
 
-split_kernel = Kernel(scaled.split, num_warps=tuning.TILES.short_warps)
-"""Splits weights into float16 parts."""
+_split = Kernel(scaled.split, num_warps=tuning.TILES.short_warps)
+_find_largest = Kernel(scaled.find_largest, num_warps=tuning.TILES.short_warps)
+
+_SCANNED = 2**15
+"""Most numbers of a weight that each program reads to find the largest. On an H200 a launch that splits 128 x 128
+numbers takes 5 microseconds, and one for 256 x 256 numbers 11."""
 
 _LONGEST_PITCH = 2**31
 """Limit of the distance of two rows of a weight in memory, which kernels take as an int32."""
@@ -84,7 +88,7 @@ def in_parts(
     """Returns a float32 weight in parts, with zeros around it: see :func:`gnncompile.codegen.gemm.scaled.split`.
 
     Args:
-        weight: The weight, ``[depth, columns]``, or any tensor that begins with it.
+        weight: The weight, ``[depth, columns]``, or a tensor whose memory begins with it.
         depth: Its depth.
         columns: Its columns.
         pitch: The distance of two of its rows in memory, or of two columns if they lie together.
@@ -92,15 +96,39 @@ def in_parts(
         transposed: Whether columns lie together.
     """
     parts = torch.empty(elements_of_parts(padded), dtype=torch.float16, device=weight.device)
-    block = tuning.TILES.split_block
-    numbers = (depth, columns, pitch, *padded)
-    split_kernel(-(-padded[0] * padded[1] // block), (weight, parts), numbers, (transposed, block))
+    for kernel, programs, constants in splitting((depth, columns), padded, transposed):
+        kernel(programs, (weight, parts), (depth, columns, pitch, *padded), constants)
     return parts
 
 
+def splitting(
+    size: tuple[int, int], padded: tuple[int, int], transposed: bool = False
+) -> list[tuple[Kernel, int, tuple[Any, ...]]]:
+    """Returns the kernels that split a weight, in order, each with its number of programs and its constants.
+
+    A kernel takes the weight and its parts, then five numbers: depth, columns, pitch, and both sizes of a part.
+
+    Args:
+        size: The depth and the columns of the weight.
+        padded: The size of a part.
+        transposed: Whether columns lie together.
+    """
+    is_found, block = size[0] * size[1] > _SCANNED, tuning.TILES.split_block
+    last = _split, -(-padded[0] * padded[1] // block), (transposed, is_found, block)
+    return [(_find_largest, _stripes(size[transposed]), (transposed,)), last] if is_found else [last]
+
+
 def elements_of_parts(padded: tuple[int, int]) -> int:
-    """Returns the float16 elements of a weight in two parts of a size, with the float32 power behind them."""
-    return 2 * padded[0] * padded[1] + 2
+    """Returns the float16 elements of a weight in two parts of a size, with what kernels write behind them.
+
+    This is the power of two, and the largest number of each stripe, in float32.
+    """
+    return 2 * padded[0] * padded[1] + 2 * (1 + _stripes(max(padded)))
+
+
+def _stripes(rows: int) -> int:
+    high: int = scaled.HIGH.value
+    return -(-rows // high)
 
 
 def storage_order(way: Way) -> tuple[bool, int | None]:

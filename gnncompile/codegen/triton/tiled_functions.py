@@ -95,13 +95,18 @@ def layer(
 
 @triton.jit
 def layer_of_parts(x, start, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
-    """The same in float32. Weights are padded with zeros, in two float16 parts of PART numbers each."""
+    """``x @ weights`` of float32 values, as :func:`layer`. Weights are padded with zeros, in two float16 parts of PART
+    numbers each.
+    """
     return blocks_of_parts(x, start, power_of_parts(start, PART), PART, DOWN, ACROSS, WIDTH)
 
 
 @triton.jit
 def blocks_of_parts(x, start, power, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
-    """The same, of the inputs whose weights begin at `start`. Power is what divided the weights."""
+    """Like :func:`layer_of_parts`, for a block of inputs.
+
+    `start` points to their first weight, and `power` is the power of two that divided all weights.
+    """
     if x.shape[1] > BLOCK:
         left, right = halves(x)
         total = blocks_of_parts(left, start, power, PART, DOWN, ACROSS, WIDTH)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.weights import in_parts, split_kernel
+from gnncompile.codegen.gemm.weights import in_parts, splitting
 from gnncompile.codegen.triton import tiled_writer
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
@@ -141,9 +141,9 @@ class TiledKernel:
         types = self.types()
         for walk in self.walks:
             walk.compile_ahead(types)
-        for weights in self.weights():
-            given = [self._types[int(weights[1:])], torch.float16]
-            split_kernel.compile_ahead(given, 5, (False, tuning.TILES.split_block))
+        for size in self.weights().values():
+            for splits, _, constants in splitting(size, (padded(size[0]), padded(size[1]))):
+                splits.compile_ahead([torch.float32, torch.float16], 5, constants)
         for kernel, _ in self.parts:
             kernel.compile_ahead(degree)
 
