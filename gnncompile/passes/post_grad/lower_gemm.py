@@ -20,7 +20,18 @@ from torch import fx
 
 from gnncompile import tuning
 from gnncompile.device import device_of
-from gnncompile.passes.analysis import alike, aten, is_packed, is_tensor, known_size, own, same_size, sums_rows, value
+from gnncompile.passes.analysis import (
+    alike,
+    aten,
+    is_packed,
+    is_tensor,
+    known_size,
+    makes_new_tensor,
+    own,
+    same_size,
+    sums_rows,
+    value,
+)
 
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten._addmm_activation.default, own.add_product.default)
 
@@ -64,7 +75,8 @@ def _over_rows(graph: fx.Graph, node: fx.Node) -> None:
         return
     if not _has_rows(left, value(right).shape[1]):
         return
-    if node.users and all(_transposes(user) for user in node.users):  # then the product is made as it is read
+    if node.users and all(_transposes(user) and not _has_views(user) for user in node.users):
+        # The product is made as it is read.
         for user in list(node.users):
             user.meta = {**user.meta, "val": value(user).new_empty(value(user).shape)}  # its rows lie together now
             _replace(graph, user, own.product_over_rows.default, right, left)
@@ -188,6 +200,11 @@ def _before_transposing(graph: fx.Graph, product: fx.Node) -> fx.Node | None:
         return matrix
     transposed: fx.Node | None = left.args[0] if _transposes(left) else None
     return transposed
+
+
+def _has_views(node: fx.Node) -> bool:
+    """Whether views are taken of a node. What they say of their strides holds for the node as it lies in memory now."""
+    return any(user.op == "call_function" and not makes_new_tensor(user) for user in node.users)
 
 
 def _transposes(node: Any) -> bool:
