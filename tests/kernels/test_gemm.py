@@ -336,7 +336,7 @@ def test_weights_in_two_parts(depth: int, columns: int, scale: float, transposed
 
 def in_parts(given: Tensor, depth: int, columns: int, padded: tuple[int, int], transposed: bool):
     """The high and the low part of a weight, and the power of two that divided it."""
-    parts = weights.in_parts(given, depth, columns, given.size(1), padded, transposed)
+    parts = weights.in_parts(given, (depth, columns), padded, given.size(1), transposed)
     size = padded[0] * padded[1]
     return (
         parts[:size].view(padded),

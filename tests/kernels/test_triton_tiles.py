@@ -21,6 +21,7 @@ from tests.triton_regions import DEVICE, GPU, INTERPRETED, TOLERANCE
 
 pytest.importorskip("triton")
 from gnncompile.codegen.triton.kernel import triton_kernel
+from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 
@@ -248,6 +249,23 @@ def test_infinities_come_through_a_layer(value: float, channels: int) -> None:
     tensors = make.tensors(20, 9, 150, torch.float32)
     tensors[0][17, 3] = tensors[0][40, 5] = value
     compare(region, tensors, walk)
+
+
+def test_weights_of_two_types_are_split_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that split weights are compiled ahead for the type of each weight, not for that of the products."""
+    torch.manual_seed(0)
+    make, (walk, _, _) = Maker(), edges()
+    x = make.layer(make.input(E, 20), 24, bias=False)
+    make.dtype = "bfloat16"
+    region = make.finish(make.layer(x, 24, bias=False))
+    tensors = make.tensors(20, 9, 150, torch.float32)
+    tensors[2] = tensors[2].bfloat16()
+    compare(region, tensors, walk)
+    begun: list[list[torch.dtype]] = []
+    monkeypatch.setattr(Kernel, "compile_ahead", lambda _, types, *given: begun.append(list(types)))
+    triton_kernel(region).compile_ahead(7)
+    split = [types[0] for types in begun if len(types) == 2 and types[1] == torch.float16]
+    assert split == [torch.float32, torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

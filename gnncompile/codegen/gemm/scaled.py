@@ -1,5 +1,6 @@
-"""Triton functions for float32 products with weights on tensor cores, in half of the products of
-:mod:`gnncompile.codegen.gemm.parts`.
+"""Triton functions for float32 products with weights on tensor cores, in two parts of 16 bits.
+
+They take three products of parts, half as many as :mod:`gnncompile.codegen.gemm.parts`.
 
 A float32 number is a sum of two float16 numbers, up to its last bit: ``x = high + low / 2^11``. The high part is the
 float16 number nearest to `x`, the low part the one nearest to 2^11 times the remainder. The product of two such sums

@@ -78,26 +78,24 @@ def ready(weight: Tensor, read: Weight) -> Tensor:
         weight = weight.contiguous()
     if read.becomes == "copy":
         return weight
-    high, wide = read.padded
-    return in_parts(weight, weight.size(0), weight.size(1), read.pitch, (high, wide), read.transposed)
+    return in_parts(weight, (weight.size(0), weight.size(1)), read.padded, read.pitch, read.transposed)
 
 
 def in_parts(
-    weight: Tensor, depth: int, columns: int, pitch: int, padded: tuple[int, int], transposed: bool = False
+    weight: Tensor, size: tuple[int, int], padded: tuple[int, int], pitch: int, transposed: bool = False
 ) -> Tensor:
     """Returns a float32 weight in parts, with zeros around it: see :func:`gnncompile.codegen.gemm.scaled.split`.
 
     Args:
         weight: The weight, ``[depth, columns]``, or a tensor whose memory begins with it.
-        depth: Its depth.
-        columns: Its columns.
-        pitch: The distance of two of its rows in memory, or of two columns if they lie together.
+        size: Its depth and its columns.
         padded: The size of each part.
+        pitch: The distance of two of its rows in memory, or of two columns if they lie together.
         transposed: Whether columns lie together.
     """
     parts = torch.empty(elements_of_parts(padded), dtype=torch.float16, device=weight.device)
-    for kernel, programs, constants in splitting((depth, columns), padded, transposed):
-        kernel(programs, (weight, parts), (depth, columns, pitch, *padded), constants)
+    for kernel, programs, constants in splitting(size, padded, transposed):
+        kernel(programs, (weight, parts), (*size, pitch, *padded), constants)
     return parts
 
 

@@ -22,9 +22,8 @@ from gnncompile.codegen.triton.hub_lists import NO_LARGE, Launch, list_hubs, lon
 from gnncompile.codegen.triton.kernel import TritonEdgeSums, TritonKernel, triton_kernel
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.codegen.triton.program_sums import ProgramSums
-from gnncompile.codegen.triton.tile import padded
 from gnncompile.codegen.triton.tiled_kernel import TiledKernel
-from gnncompile.codegen.triton.tiled_layers import matrix
+from gnncompile.codegen.triton.tiled_layers import matrix, padded_matrix
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import Region
 from gnncompile.layout.csr import find_rows
@@ -198,8 +197,7 @@ def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
         make = run.given["rowptr"].new_empty if region.unmasked else run.given["rowptr"].new_zeros
         run.given[name] = make((run.edges, region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]))
     for name, size in kernel.weights().items():
-        whole = padded(size[0]), padded(size[1])
-        run.given[name] = in_parts(tensors[f"t{name[1:]}"], size, whole, False, run.start)
+        run.given[name] = in_parts(tensors[f"t{name[1:]}"], size, padded_matrix(size), False, run.start)
     if region.double:  # walks take bools as numbers
         bools = {name: t.to(torch.float64) for name, t in tensors.items() if name[0] == "t" and t.dtype is torch.bool}
         run.given.update(bools)

@@ -95,8 +95,9 @@ def layer(
 
 @triton.jit
 def layer_of_parts(x, start, PART: tl.constexpr, DOWN: tl.constexpr, ACROSS: tl.constexpr, WIDTH: tl.constexpr):
-    """``x @ weights`` of float32 values, as :func:`layer`. Weights are padded with zeros, in two float16 parts of PART
-    numbers each.
+    """``x @ weights`` of float32 values, as :func:`layer`.
+
+    Weights are padded with zeros, in two float16 parts of PART numbers each.
     """
     return blocks_of_parts(x, start, power_of_parts(start, PART), PART, DOWN, ACROSS, WIDTH)
 

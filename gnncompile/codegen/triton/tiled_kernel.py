@@ -16,8 +16,7 @@ from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
 from gnncompile.codegen.triton.program_sums import ProgramSums
-from gnncompile.codegen.triton.tile import padded
-from gnncompile.codegen.triton.tiled_layers import matrix
+from gnncompile.codegen.triton.tiled_layers import matrix, padded_matrix
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.codegen.triton.tiled_products import EdgeProduct, write_products
@@ -141,9 +140,9 @@ class TiledKernel:
         types = self.types()
         for walk in self.walks:
             walk.compile_ahead(types)
-        for size in self.weights().values():
-            for splits, _, constants in splitting(size, (padded(size[0]), padded(size[1]))):
-                splits.compile_ahead([torch.float32, torch.float16], 5, constants)
+        for name, size in self.weights().items():
+            for splits, _, constants in splitting(size, padded_matrix(size)):
+                splits.compile_ahead([self._types[int(name[1:])], torch.float16], 5, constants)
         for kernel, _ in self.parts:
             kernel.compile_ahead(degree)
 
@@ -215,8 +214,8 @@ class TiledKernel:
             for i in self.temporaries().values()
         ]
         weights = [
-            in_parts(tensors[int(name[1:])], rows, columns, columns, (padded(rows), padded(columns)))
-            for name, (rows, columns) in self.weights().items()
+            in_parts(tensors[int(name[1:])], size, padded_matrix(size), size[1])
+            for name, size in self.weights().items()
         ]
         given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
         for walk in self.walks:

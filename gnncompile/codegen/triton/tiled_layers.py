@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gnncompile.codegen.triton.tile import padded
 from gnncompile.ir.region import BITS, Node, Region, Space
 
 WIDE = 32
@@ -16,6 +17,11 @@ def matrix(region: Region, node: Node) -> tuple[int, int]:
     if node.op == "transposed":
         return node.shape[1], nodes[node.args[1]].shape[1]
     return nodes[node.args[0]].shape[1], node.shape[1]
+
+
+def padded_matrix(size: tuple[int, int]) -> tuple[int, int]:
+    """Returns the rows and columns of a block that is multiplied and holds a matrix of weights."""
+    return padded(size[0]), padded(size[1])
 
 
 def is_product(region: Region, node: Node) -> bool:
