@@ -52,6 +52,7 @@ it takes for two single ones."""
 @triton.jit
 def parts(x):
     """Three bfloat16 tensors that add up to a float32 one."""
+    tl.static_assert(x.dtype == tl.float32, "numbers of another type would be read as float32 numbers")
     if not INTERPRETED:
         types: tl.constexpr = (tl.bfloat16, tl.bfloat16, tl.bfloat16)
         return tl.inline_asm_elementwise(SPLIT, "=&r,=&r,=&r,f,f", [x], dtype=types, is_pure=True, pack=2)
@@ -106,9 +107,10 @@ def plus_parts(total, small, a_high, a_middle, a_low, b_high, b_middle, b_low):
 def sum_of_terms(total, small):
     """The sum of :func:`plus_parts`.
 
-    What is left of an infinity is no number. Without the small terms, the largest ones say what the sum is.
+    Small terms of an infinity are no numbers, and those of sums above the largest float32 number may be infinities of
+    the other sign. Without them, the largest terms say what the sum is.
     """
-    return total + tl.where(small == small, small, 0.0)
+    return total + tl.where(tl.abs(small) < float("inf"), small, 0.0)
 
 
 @triton.jit
@@ -136,6 +138,6 @@ def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
     total = dot(a_high, b_low, total)
     total = dot(a_middle, b_high, total)
     total = dot(a_high, b_middle, total)
-    # What is left of an infinity is no number. Without it, the first terms say what the sum is.
-    total = tl.where(total == total, total, 0.0)
+    # As in sum_of_terms, the first terms say what the sum is if these are not finite.
+    total = tl.where(tl.abs(total) < float("inf"), total, 0.0)
     return dot(a_high, b_high, total)

@@ -67,6 +67,7 @@ def powers(largest):
 @triton.jit
 def two_parts(x):
     """The high and the low part of a float32 tensor of numbers below 2^15, or of infinities."""
+    tl.static_assert(x.dtype == tl.float32, "numbers of another type would be read as float32 numbers")
     if not INTERPRETED:
         types: tl.constexpr = (tl.float16, tl.float16)
         return tl.inline_asm_elementwise(SPLIT, "=&r,=&r,f,f", [x], dtype=types, is_pure=True, pack=2)
@@ -102,7 +103,7 @@ def largest_of_stripe(matrix_ptr, first, outer, inner, pitch):
     largest = tl.zeros((HIGH, WIDE), tl.float32)
     for start in range(0, inner, WIDE):
         place = i.to(tl.int64) * pitch + start + j
-        x = tl.abs(tl.load(matrix_ptr + place, mask=(i < outer) & (start + j < inner), other=0.0))
+        x = tl.abs(tl.load(matrix_ptr + place, mask=(i < outer) & (start + j < inner), other=0.0).to(tl.float32))
         largest = tl.maximum(largest, tl.where(x < float("inf"), x, 0.0))
     return tl.max(tl.max(largest, 1), 0)
 
@@ -151,7 +152,7 @@ def split(
     at = begin + tl.arange(0, BLOCK)
     row, column = at // padded_columns, at % padded_columns
     source = column.to(tl.int64) * pitch + row if TRANSPOSED else row.to(tl.int64) * pitch + column
-    x = tl.load(matrix_ptr + source, mask=(row < depth) & (column < columns), other=0.0)
+    x = tl.load(matrix_ptr + source, mask=(row < depth) & (column < columns), other=0.0).to(tl.float32)
     high, low = two_parts(x * reciprocal)
     tl.store(parts_ptr + at, high, mask=at < size)
     tl.store(parts_ptr + size + at, low, mask=at < size)
