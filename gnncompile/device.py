@@ -15,6 +15,9 @@ from gnncompile import tuning
 HALVES = (torch.bfloat16, torch.float16)
 """The floating-point types of 16 bits."""
 
+_ZEN_5 = 26
+"""The family of AMD's first processors that compute vectors of 512 bits in one step."""
+
 ALIGNMENT = 16
 """Bytes. Kernels for GPUs read vectors from addresses that are multiples of this. Inductor copies other inputs."""
 
@@ -187,7 +190,7 @@ class Device:
     @property
     def least_product(self) -> int:
         """Least multiplications of a product with a weight that is ours. Below, the library is as fast."""
-        return tuning.TILES.least_by_rows if self.runs_triton else tuning.LOOPS.least_product
+        return tuning.TILES.least_by_rows if self.runs_triton else least_product_in_vectors()
 
     @property
     def least_weight(self) -> int:
@@ -229,6 +232,18 @@ def _library_halves_vectors() -> bool:
     if not torch.backends.mkl.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     return any(line.split() == ["vendor_id", ":", "AuthenticAMD"] for line in _cpuinfo())
+
+
+def least_product_in_vectors() -> int:
+    """Returns the least multiplications of a product with a weight that generated C++ computes itself."""
+    return tuning.LOOPS.least_halved_product if _takes_two_steps() else tuning.LOOPS.least_product
+
+
+@lru_cache(maxsize=1)
+def _takes_two_steps() -> bool:
+    """Whether the processor computes vectors of 512 bits in two steps. AMD's do up to family 25, which is Zen 4."""
+    families = [line.split()[-1] for line in _cpuinfo() if line.startswith("cpu family")]
+    return _library_halves_vectors() and bool(families) and int(families[0]) < _ZEN_5
 
 
 @lru_cache(maxsize=1)

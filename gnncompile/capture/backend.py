@@ -46,6 +46,7 @@ from gnncompile.ops import (
     sorted_edges,
     stored,
 )
+from gnncompile.ops.structure import without_dispatcher
 from gnncompile.options import Options
 from gnncompile.passes import manager
 from gnncompile.passes.analysis import same_when_repeated
@@ -170,7 +171,8 @@ class Backend(_compat.CaptureSettings):
         compiled = self._compile(result.rest, [*inputs, *made])
         # All processes build structures together, so they must forget the same ones. The sizes in bytes differ.
         most_bytes = self.options.structure_cache_bytes if self.group is None else sys.maxsize
-        structure = StructureCache(result.structure, self.options.structure_cache_entries, most_bytes)
+        run = without_dispatcher(result.structure.module)
+        structure = StructureCache(result.structure, run, self.options.structure_cache_entries, most_bytes)
         captured = Captured(result.log, structure, observer=observer, kept=kept_inputs(gm))
         return self._with_recordings(compiled, result.rest, inputs, captured)
 

@@ -41,13 +41,15 @@ def can_share(edge_index: Tensor) -> bool:
     return is_packed and not edge_index.is_inference() and device_of(edge_index.device).has_addresses
 
 
-def share(edge_index: Tensor) -> list[Tensor]:
-    """Makes the rows for :func:`shared`. Returns an empty list, so the caller's cache keeps no memory alive."""
-    with torch.inference_mode(False):  # tensors made in inference mode have no version
-        rows = tuple(map(_row, edge_index.detach().unbind(0)))
+def share(edge_index: Tensor) -> tuple[Tensor, ...]:
+    """Makes the rows of an edge list, which :func:`shared` returns from now on."""
+    if torch.is_inference_mode_enabled():  # tensors that are made there have no version
+        with torch.inference_mode(False):
+            return share(edge_index)
+    rows = tuple(map(_row, edge_index.detach().unbind(0)))
     key = id(edge_index)
     _shared[key] = _Shared(weakref.ref(edge_index, functools.partial(_forget, key)), rows, _place(edge_index))
-    return []
+    return rows
 
 
 def _forget(key: int, of: weakref.ref[Tensor]) -> None:

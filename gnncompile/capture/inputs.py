@@ -29,7 +29,7 @@ from gnncompile.capture.containers import Opened, is_container, open_container, 
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
 from gnncompile.layout.halo import HaloPlan, name_rows, plan_of
-from gnncompile.layout.identity_cache import IdentityCache
+from gnncompile.layout.identity_cache import IdentityCache, Seen
 from gnncompile.substitutes import sparse
 
 EDGE_INDEX = "edge_index"
@@ -327,7 +327,7 @@ class Derived:
         self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
-        self._met = IdentityCache(max_entries, max_bytes)  # edge lists whose rows were shared once; holds no tensors
+        self._met = Seen(max_entries)  # edge lists whose rows were shared once
         self._copies = IdentityCache(max_entries, max_bytes)
         self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
@@ -340,9 +340,8 @@ class Derived:
         tensor object in each call.
         """
         found = edge_rows.shared(edge_index)
-        if found is None and edge_rows.can_share(edge_index):
-            self._met.get((edge_index,), edge_rows.share)
-            found = edge_rows.shared(edge_index)
+        if found is None and edge_rows.can_share(edge_index) and self._met.add(edge_index):
+            found = edge_rows.share(edge_index)
         return found or self.copies(edge_index)
 
     def copies(self, edge_index: Tensor) -> list[Tensor]:

@@ -12,7 +12,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -76,8 +75,7 @@ It is above 1, so that entries can be dropped faster than they are added: mini-b
 """
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     """One cached result.
 
     Attributes:
@@ -166,7 +164,7 @@ class IdentityCache:
         made = make(*inputs)
         # Another thread may have changed an input by now. The result then belongs to neither value, and is not cached.
         if key is not None and identify(inputs) == key:
-            entry = _Entry(key, owners, made, sum(t.numel() * t.element_size() for t in made), Ordered.after(made))
+            entry = _Entry(key, owners, made, sum([t.nbytes for t in made]), Ordered.after(made))
             with self._lock:
                 if key in self._entries:  # another thread has made it as well
                     self._drop(key)
@@ -180,7 +178,7 @@ class IdentityCache:
     def _trim(self) -> None:
         """Drops entries of freed tensors, a few at a time, then the least recently used entries beyond the bounds."""
         for key, entry in list(islice(self._entries.items(), _LOOKED_AT)):
-            if any(owner.expired() for owner in entry.owners):
+            if any(map(StorageWeakRef.expired, entry.owners)):
                 self._drop(key)
         while len(self._entries) > 1 and (len(self._entries) > self.max_entries or self._nbytes > self.max_bytes):
             self._drop(next(iter(self._entries)))
@@ -249,6 +247,31 @@ def _owner(value: Tensor) -> StorageWeakRef:
     """Returns a reference that keeps the address in the key of a tensor from being used again."""
     original = _original(value) if _copies else None
     return StorageWeakRef(value.untyped_storage()) if original is None else original.of_owner
+
+
+class Seen:
+    """Remembers which tensors were seen, by identity and version. It keeps no memory alive.
+
+    Args:
+        most: The most tensors that are remembered. The first one is forgotten first.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._owners: OrderedDict[Key, StorageWeakRef] = OrderedDict()
+
+    def add(self, value: Tensor) -> bool:
+        """Remembers a tensor. Returns whether it is new."""
+        key = identify((value,))
+        if key is None:
+            return True
+        found = self._owners.get(key)
+        if found is not None and not found.expired():
+            return False
+        self._owners[key] = _owner(value)
+        if len(self._owners) > self._most:
+            self._owners.popitem(last=False)
+        return True
 
 
 class CacheInfo(NamedTuple):

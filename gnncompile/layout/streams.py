@@ -82,8 +82,11 @@ class Ordered:
 
         No stream can overtake them on a CPU, or while a CUDA graph is captured that they are part of.
         """
-        device = next((t.get_device() for t in tensors if device_of(t.device).has_streams), None)
-        return None if device is None or torch.cuda.is_current_stream_capturing() else Ordered(tensors, device)
+        for tensor in tensors:
+            if device_of(tensor.device).has_streams:
+                capturing = torch.cuda.is_current_stream_capturing()
+                return None if capturing else Ordered(tensors, tensor.get_device())
+        return None
 
     def follow(self) -> None:
         """Makes the current stream wait for the tensors, if it has not yet, and their memory wait for the stream.

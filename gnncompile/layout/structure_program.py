@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +41,19 @@ class StructureProgram:
 
 
 class StructureCache:
-    """Runs the structure program of one captured graph, and caches its results for each input graph."""
+    """Runs the structure program of one captured graph, and caches its results for each input graph.
 
-    def __init__(self, program: StructureProgram, max_entries: int, max_bytes: int) -> None:
-        self.program = program
+    Args:
+        program: The program.
+        run: Does the same as the module of the program.
+        max_entries: The most graphs that are remembered.
+        max_bytes: The most bytes that are remembered.
+    """
+
+    def __init__(
+        self, program: StructureProgram, run: Callable[..., Sequence[Tensor]], max_entries: int, max_bytes: int
+    ) -> None:
+        self.program, self._run = program, run
         self.cache = IdentityCache(max_entries, max_bytes)
         fakes = [*program.given, *program.results]
         self.assumed = _compat.assumed_sizes(fakes)
@@ -60,7 +69,7 @@ class StructureCache:
 
     def _build(self, *inputs: Any) -> list[Tensor]:
         with torch.no_grad():
-            return [t.contiguous() for t in self.program.module(*inputs)]
+            return [t.contiguous() for t in self._run(*inputs)]
 
     def _check_sizes(self, tensors: list[Any]) -> None:
         """Raises StructureSizeError if a data-dependent size differs from the size that the capture assumed for it."""

@@ -80,8 +80,7 @@ def test_a_thousand_batches(first: str):
                     tensors.append(live_tensors()), memory.append(resident_bytes())
                 if number % 50 == 0:
                     structures = [c.structure.cache for c in program.backend.captured if c.structure is not None]
-                    lists = program.derived._met, program.derived._copies
-                    entries.append(max(map(len, (*lists, *structures))))
+                    entries.append(max(map(len, (program.derived._copies, *structures))))
         assert len(program.backend.captured) == 1 and program.derived.looks == 0
         assert _compat.counters()["stats"]["unique_graphs"] == frames + 1
         assert max(entries) <= DEFAULTS.structure_cache_entries and max(entries[-3:]) <= 3

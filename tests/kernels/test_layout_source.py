@@ -2,15 +2,19 @@
 
 import ctypes
 import itertools
+import operator
 from functools import lru_cache
 
 import pytest
 import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
 from gnncompile.layout import csr
-from gnncompile.ops import counting_sort
+from gnncompile.ops import counting_sort, structure
 from tests.harness import kernels
 
 
@@ -123,6 +127,52 @@ def test_the_op_gives_the_layout_of_torch(in_cpp, name, masked):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_degrees_are_those_of_torch(in_cpp, name, dtype):
+    rows, _, edges = GRAPHS[name]
+    torch.manual_seed(3)
+    rowptr = torch.cat([torch.zeros(1), torch.rand(rows) * edges]).sort().values.int()
+    made = torch.ops.gnncompile.inverse_degree(rowptr, dtype)
+    assert made.dtype is getattr(torch, dtype) and torch.equal(made, csr.inverse_degree(rowptr, dtype))
+
+
+@pytest.mark.parametrize("generator", ["cpp", "reference"])
+def test_programs_without_the_dispatcher_give_the_same(generator):
+    """Each op of a structure program is called, with all of its arguments."""
+    own, graph = torch.ops.gnncompile, fx.Graph()
+    index, other, alive = (graph.placeholder(name) for name in ("index", "other", "alive"))
+    layout = graph.call_function(own.csr.default, (index, other, 3, 3, None, True))
+    parts = [graph.call_function(operator.getitem, (layout, k)) for k in range(3)]
+    looped = graph.call_function(own.csr_with_loops.default, (*parts, index, alive))
+    starts = graph.call_function(operator.getitem, (looped, 0))
+    degrees = graph.call_function(own.inverse_degree.default, (starts, "float64"))
+    empty = graph.call_function(torch.ops.aten.new_empty.default, (degrees, [0, 2]), {"dtype": torch.int32})
+    graph.output((layout, looped, degrees, empty))
+    program = fx.GraphModule({}, graph)
+    given = torch.tensor([2, -3, 2, 1]), torch.tensor([1, 1, 2, 0]), torch.tensor([True, True, False, True])
+    with kernels(generator), Ops() as ops:
+        found = structure.without_dispatcher(program)(*given)
+        assert not any("gnncompile" in name for name in ops.names)
+        expected = program(*given)
+        assert sum("gnncompile" in name for name in ops.names) == 3
+    for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert any(node.target is own.csr.default for node in program.graph.nodes), "the program itself was changed"
+
+
+class Ops(TorchDispatchMode):
+    """Collects the names of the ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("bad", [(3, 0), (-1, 0), (0, 2), (0, -1)])
 def test_the_op_names_the_edge_outside_of_the_graph_as_torchs_operations_do(in_cpp, bad):
     index, other = torch.tensor([0, bad[0], 2, 9]), torch.tensor([0, bad[1], 1, 9])
@@ -144,7 +194,7 @@ def test_the_op_refuses_ends_of_other_lengths(lengths):
 
 def test_without_a_compiler_torch_computes_the_layout(monkeypatch):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
-    monkeypatch.setattr(counting_sort, "_compiled", lambda source: None)
+    monkeypatch.setattr(counting_sort, "_compiled", lambda source, entry: None)
     index, other = torch.tensor([2, 0, 2]), torch.tensor([1, 1, 0])
     made = torch.ops.gnncompile.csr(index, other, 3, 2, None)
     assert all(map(torch.equal, made, csr.csr(index, other, 3, 2, None)))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import gnncompile
-from gnncompile import tuning
+from gnncompile import device, tuning
 from gnncompile.codegen.cpp import matrix
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.prelude import prelude
@@ -31,7 +31,9 @@ SIZES = [(1, 1, 1), (1, 70, 5), (7, 16, 16), (130, 50, 33), (131, 33, 50), (300,
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Products by our own vectors, then by the library, on whatever CPU there is; small products count too."""
     monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: request.param))
-    few = replace(tuning.LOOPS, least_product=1, least_rows=1, least_weight=1, narrowest_product=1)
+    few = replace(
+        tuning.LOOPS, least_product=1, least_halved_product=1, least_rows=1, least_weight=1, narrowest_product=1
+    )
     monkeypatch.setattr(tuning, "LOOPS", few)
     torch._dynamo.reset()
     with kernels("cpp"), torch._inductor.config.patch(force_disable_caches=True):
@@ -116,12 +118,28 @@ def test_tiled_regions(name: str, dtype: str, tolerance: float, graph: str, own:
 
 def test_other_products_are_the_librarys(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "LOOPS", tuning.XEON)
-    assert matrix.pays(torch.empty(9000, 8), 8) is own
-    assert not matrix.pays(torch.empty(9000, 8, dtype=torch.float64), 8)
-    assert not matrix.pays(torch.empty(9000, 8, device="meta"), 8)
+    assert matrix.pays(torch.empty(40_000, 8), 8) is own
+    assert not matrix.pays(torch.empty(40_000, 8, dtype=torch.float64), 8)
+    assert not matrix.pays(torch.empty(40_000, 8, device="meta"), 8)
     assert not matrix.pays(torch.empty(90, 8), 8)
     assert not matrix.pays(torch.empty(tuning.XEON.least_rows - 1, 800), 800)
-    assert not matrix.pays(torch.empty(9000, 8), tuning.XEON.widest_product + 1)
+    assert not matrix.pays(torch.empty(40_000, 8), tuning.XEON.widest_product + 1)
+
+
+@pytest.mark.parametrize(("family", "rows"), [(25, 2**15), (26, 2**12)])
+def test_processors_with_half_vectors_need_larger_products(
+    family: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "LOOPS", tuning.XEON)
+    monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: True))
+    monkeypatch.setattr(device, "_library_halves_vectors", lambda: True)
+    monkeypatch.setattr(device, "_cpuinfo", lambda: ["processor\t: 0\n", f"cpu family\t: {family}\n"])
+    device._takes_two_steps.cache_clear()
+    try:
+        assert matrix.pays(torch.empty(rows, 8), 8) and not matrix.pays(torch.empty(rows - 1, 8), 8)
+        assert device_of("cpu").has_enough_rows(rows, 8, 8) and not device_of("cpu").has_enough_rows(rows - 1, 8, 8)
+    finally:
+        device._takes_two_steps.cache_clear()
 
 
 def test_a_gpu_has_none_of_these_products(monkeypatch: pytest.MonkeyPatch) -> None:

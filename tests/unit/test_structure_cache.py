@@ -233,12 +233,26 @@ def test_info_and_clear(model: Net) -> None:
     assert torch.equal(compiled(X, graph, BATCH), expected)
     assert gnncompile.cache_info().misses > two.misses
     alive = set(map(id, identity_cache._all()))
-    ours = id(callable_of(compiled).derived._met)
+    ours = id(callable_of(compiled).derived._copies)
     assert ours in alive
     torch._dynamo.reset()
     del compiled
     gc.collect()
     assert ours not in set(map(id, identity_cache._all()))
+
+
+def test_seen_memory_is_known_until_it_is_changed_or_freed() -> None:
+    seen, graph = identity_cache.Seen(2), edges(1)
+    assert seen.add(graph) and not seen.add(graph) and not seen.add(graph.view_as(graph))
+    graph += 1
+    assert seen.add(graph) and not seen.add(graph)
+    memory = _compat.StorageWeakRef(graph.untyped_storage())
+    del graph
+    assert memory.expired()
+    for _ in range(8):  # freed memory is used again
+        assert seen.add(edges(1))
+    held = [edges(k) for k in range(3)]
+    assert all(map(seen.add, held)) and not seen.add(held[2]) and seen.add(held[0]), "two are remembered"
 
 
 # -- threads ------------------------------------------------------------------------------------------------------
@@ -319,7 +333,7 @@ class Compiled(Dataset[Tensor]):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_workers_that_are_forked(model: Net, compiled: Any) -> None:
     """They have the caches of the parent, whose other threads may have been in the middle of something."""
-    locked = callable_of(compiled).derived._met._lock
+    locked = callable_of(compiled).derived._copies._lock
     data = Compiled(compiled)
     with torch.no_grad():
         compiled(X, data.graph, BATCH)

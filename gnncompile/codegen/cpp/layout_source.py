@@ -1,7 +1,7 @@
-"""The C++ code that sorts edges by row on a CPU: ``gnncompile::csr`` and ``gnncompile::csr_with_loops``.
+"""The C++ code of layouts on a CPU: ``gnncompile::csr``, ``csr_with_loops`` and ``inverse_degree``.
 
-Both are counting sorts, which keep the order of the edges of a row. They return the numbers of
-:func:`gnncompile.layout.csr.csr` and :func:`gnncompile.layout.csr.with_loops`.
+The first two are counting sorts, which keep the order of the edges of a row. All return the numbers of
+:mod:`gnncompile.layout.csr`.
 """
 
 from __future__ import annotations
@@ -85,4 +85,23 @@ extern "C" int run(const int64_t* a) {
   }
   return 0;
 }
+"""
+
+DEGREES = r"""
+#include <cstdint>
+
+// arguments: rows, rowptr, out.
+template <typename T>
+static int degrees(const int64_t* a) {
+  const int32_t* const rowptr = reinterpret_cast<const int32_t*>(a[1]);
+  T* const out = reinterpret_cast<T*>(a[2]);
+  for (int64_t r = 0; r < a[0]; ++r) {
+    const int32_t degree = rowptr[r + 1] - rowptr[r];
+    out[r] = T(1) / T(degree < 1 ? 1 : degree);
+  }
+  return 0;
+}
+
+extern "C" int run_float32(const int64_t* arguments) { return degrees<float>(arguments); }
+extern "C" int run_float64(const int64_t* arguments) { return degrees<double>(arguments); }
 """

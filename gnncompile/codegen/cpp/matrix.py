@@ -15,7 +15,7 @@ from torch import Tensor
 from gnncompile import tuning
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.products import ALIGNED, VECTORS
-from gnncompile.device import device_of
+from gnncompile.device import device_of, least_product_in_vectors
 from gnncompile.exc import KernelMemoryError, UnsupportedRegion
 
 SOURCE = f"""\
@@ -156,7 +156,7 @@ def pays(left: Tensor, columns: int) -> bool:
     if left.is_meta or left.dtype is not torch.float32:
         return False
     (rows, depth), loops = left.shape, tuning.LOOPS  # sizes tell in no time that a matrix of a small graph is small
-    if max(depth, columns) > loops.widest_product or rows * depth * columns < loops.least_product:
+    if max(depth, columns) > loops.widest_product or rows * depth * columns < least_product_in_vectors():
         return False
     if rows < loops.least_rows:  # by_rows copies the weight in each call
         return False
