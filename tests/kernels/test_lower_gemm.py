@@ -134,8 +134,9 @@ def test_kernels_of_the_first_graph_are_compiled_before_they_are_launched(
 
     def run(self: Kernel, programs: int, tensors: Any, numbers: Any, constants: Any) -> None:
         if not tensors[0].is_meta and "codegen.gemm" in self._kernel.fn.__module__:
-            key = self._kernel, tuple(t.dtype for t in tensors), len(numbers) + len(constants), self._options
-            launched.append((key, constants, key in begun and constants in self._begun))
+            types = tuple(t.dtype for t in tensors)
+            key = self._kernel, types, len(numbers) + len(constants), self._options
+            launched.append((key, constants, key in begun and (types, constants) in self._begun))
         start(self, programs, tensors, numbers, constants)
 
     monkeypatch.setattr(ahead, "begin", begin)

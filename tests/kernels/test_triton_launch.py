@@ -122,13 +122,14 @@ def test_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     assert jit.launched == [((1, 1, 1), *expected(x)[9:]), expected(x)]
 
 
-def test_handwritten_kernels_are_compiled_once_for_each_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handwritten_kernels_are_compiled_once_for_each_alignment_and_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher._compat, "current_stream", lambda device: 77)
     monkeypatch.setattr(_compat, "static_cuda_launch", lambda: None)
     jit = FakeJit()
     kernel, x = launcher.Kernel(jit), torch.zeros(64)
-    calls = [(x, x), (x, x[1:]), (x[1:], x), (x[2:], x[3:]), (x[4:], x[8:])]
-    for count in (4, 0):  # the last call has the alignment of the first one
+    halves = torch.zeros(64, dtype=torch.bfloat16)
+    calls = [(x, x), (x, x[1:]), (x[1:], x), (x[2:], x[3:]), (x[4:], x[8:]), (x, halves), (halves, x)]
+    for count in (6, 0):  # the fifth call has the alignment of the first one
         jit.by_triton = 0
         for given in calls:
             kernel(3, given, (5,), (7,))

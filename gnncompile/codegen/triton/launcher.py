@@ -150,6 +150,10 @@ def first_launch(
     return launcher
 
 
+_CompiledFor = tuple[tuple[torch.dtype, ...], tuple[Any, ...]]
+"""What a kernel is compiled for: the dtypes of its pointers, and its constants."""
+
+
 class Kernel:
     """A handwritten kernel. Its parameters are pointers, int32 numbers that Triton does not specialise, and constants.
 
@@ -161,8 +165,8 @@ class Kernel:
     def __init__(self, kernel: Any, **options: Any) -> None:
         self._kernel, self._all_options = kernel, options
         self._options = options if isinstance(kernel, triton.JITFunction) else {}  # the interpreter takes none
-        self._launchers: dict[tuple[int, tuple[Any, ...], tuple[int, ...]], Launcher] = {}
-        self._begun: dict[tuple[Any, ...], Future[None] | None] = {}
+        self._launchers: dict[tuple[Any, ...], Launcher] = {}
+        self._begun: dict[_CompiledFor, Future[None] | None] = {}
 
     def entry(
         self,
@@ -185,15 +189,16 @@ class Kernel:
         return Entry(text, self._kernel, tuple(names), tuple(pointers), numbers, 1, constants, options, flag=flag)
 
     def compile_ahead(self, pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]) -> None:
-        """Starts to compile the kernel in another thread. A launch with these constants waits for the result.
+        """Starts to compile the kernel in another thread. A launch with these dtypes and constants waits for it.
 
         Args:
             pointers: The dtypes of the tensors.
             numbers: How many numbers follow.
             constants: The constants.
         """
-        if constants not in self._begun:
-            self._begun[constants] = ahead.begin(self._kernel, pointers, (*[1] * numbers, *constants), self._options)
+        wanted = tuple(pointers), constants
+        if wanted not in self._begun:
+            self._begun[wanted] = ahead.begin(self._kernel, pointers, (*[1] * numbers, *constants), self._options)
 
     def __call__(
         self, programs: int, tensors: Sequence[Tensor], numbers: Sequence[int], constants: tuple[Any, ...]
@@ -209,19 +214,20 @@ class Kernel:
         pointers = [tensor.data_ptr() for tensor in tensors]
         # Triton compiles for the pointers that are aligned. The code serves every call with the same aligned pointers.
         unaligned = tuple(at for at, p in enumerate(pointers) if p & 15) if reduce(or_, pointers) & 15 else ()
-        launcher = self._launchers.get((device, constants, unaligned))
+        types = tuple([tensor.dtype for tensor in tensors])
+        launcher = self._launchers.get((device, types, constants, unaligned))
         if launcher is not None:
             launcher(programs, 1, device, [*pointers, *numbers])
             return
         if tensors[0].is_meta:
-            self.compile_ahead([tensor.dtype for tensor in tensors], len(numbers), constants)
+            self.compile_ahead(types, len(numbers), constants)
             return
-        begun = self._begun.get(constants)
+        begun = self._begun.get((types, constants))
         if begun is not None:
             begun.result()
         launcher = first_launch(self._kernel, programs, 1, tensors, numbers, constants, self._options)
         if launcher is not None:
-            self._launchers[device, constants, unaligned] = launcher
+            self._launchers[device, types, constants, unaligned] = launcher
 
 
 class Launch(NamedTuple):
