@@ -57,12 +57,14 @@ class ProductTile(NamedTuple):
         columns: Columns of the result that a program computes.
         depth: Columns of the left matrix that a step reads.
         stages: Triton's ``num_stages``: a step's loads are issued ``stages - 1`` steps ahead.
+        registers: Most registers of a thread; None sets no limit. With fewer, more programs share a multiprocessor.
     """
 
     rows: int
     columns: int
     depth: int
     stages: int
+    registers: int | None = None
 
 
 class MomentsTile(NamedTuple):
@@ -86,8 +88,9 @@ class MomentsTile(NamedTuple):
 
 
 H200_PRODUCTS = (
-    (0, ProductTile(128, 16, 32, 3)),
-    (17, ProductTile(64, 64, 32, 3)),
-    (65, ProductTile(64, 128, 32, 3)),
+    (0, ProductTile(128, 16, 32, 3, 128)),
+    (17, ProductTile(64, 64, 32, 3, 128)),
+    (65, ProductTile(64, 128, 32, 3, 168)),
 )
-"""The tiles of float32 products of many rows on an H200, by the columns of the weight."""
+"""The tiles of float32 products of many rows on an H200, by the columns of the weight. With 128 registers, four programs
+share a multiprocessor, and three with 168."""

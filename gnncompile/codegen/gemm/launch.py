@@ -29,9 +29,6 @@ contiguous. The weight is ``[depth, columns]``; it may be a view, as a slice or 
 _EPILOGUE_COLUMNS = 32
 """The columns of a tile that an epilogue takes at a time. With all 128 of a tile in 16 bits, its values do not fit into
 registers: a gradient of silu has 1,160 bytes of them in memory."""
-_EPILOGUE_REGISTERS = 128
-"""Most registers of a thread of a float32 product with an epilogue. With as many, four programs share a multiprocessor,
-as they do without an epilogue, and 8 bytes of a thread's values are in memory; without a limit it takes 153."""
 
 
 def by_rows(
@@ -146,7 +143,7 @@ def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tup
     """
     columns = ways[0][1]
     has_epilogue = len(ends) > 3
-    tile, split = _tile(dtype, few, max(way[0] for way in ways), columns, has_epilogue)
+    tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
         split = split or storage_order(ways[0])[0] != storage_order(ways[1])[0]
@@ -160,12 +157,9 @@ def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tup
 
 
 @lru_cache(maxsize=32)
-def _by_rows(tile: ProductTile, dtype: torch.dtype, has_epilogue: bool = False) -> Kernel:
-    options = {"num_warps": _warps(dtype), "num_stages": tile.stages}
-    if not has_epilogue:
-        return Kernel(kernels.by_rows, **options)
-    most = {} if dtype in HALVES else {"maxnreg": _EPILOGUE_REGISTERS}
-    return Kernel(kernels.by_rows_with_epilogue, **options, **most)
+def _by_rows(tile: ProductTile, dtype: torch.dtype, has_epilogue: bool) -> Kernel:
+    kernel = kernels.by_rows_with_epilogue if has_epilogue else kernels.by_rows
+    return Kernel(kernel, num_warps=_warps(dtype), num_stages=tile.stages, maxnreg=tile.registers)
 
 
 def side_by_side(
@@ -222,9 +216,7 @@ def _filled_up(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*tensors, *[tensors[0]] * (MOST_SIDE_BY_SIDE - len(tensors))]
 
 
-def _tile(
-    dtype: torch.dtype, few: bool, depth: int, columns: int, has_epilogue: bool = False
-) -> tuple[ProductTile, bool]:
+def _tile(dtype: torch.dtype, few: bool, depth: int, columns: int) -> tuple[ProductTile, bool]:
     """Returns the tile of a product with a weight, and whether weights are split into parts beforehand.
 
     Args:
@@ -232,7 +224,6 @@ def _tile(
         few: Whether there are few rows.
         depth: The rows of the weight, those of the larger one if there are two.
         columns: Its columns.
-        has_epilogue: Whether the kernel computes something else of the product.
     """
     is_split = dtype not in HALVES
     if is_split and few:
@@ -240,8 +231,8 @@ def _tile(
     table = tuning.TILES.product_of_many if is_split else tuning.HALF_PRODUCTS.tiles
     tile = tuning.choice(table, columns)
     half = tile.columns // 2
-    if is_split and (has_epilogue or 0 < columns % tile.columns <= half):
-        # An epilogue needs the registers of a wide tile. Without one, at least half of the last tile would be empty.
+    if is_split and 0 < columns % tile.columns <= half:
+        # At least half of the last tile would be empty.
         tile = tuning.choice(table, half)
     return tile._replace(depth=min(tile.depth, max(power_of_two(depth), NARROWEST))), is_split
 
