@@ -26,10 +26,6 @@ Factors = tuple[Tensor, Tensor]
 contiguous. The weight is ``[depth, columns]``; it may be a view, as a slice or the transpose of a parameter.
 """
 
-_EPILOGUE_COLUMNS = 32
-"""The columns of a tile that an epilogue takes at a time. With all 128 of a tile in 16 bits, its values do not fit into
-registers: a gradient of silu has 1,160 bytes of them in memory."""
-
 
 def by_rows(
     one: Factors, other: Factors | None, added: Tensor | None, gate: Tensor | None, relu: bool, out: Tensor
@@ -70,7 +66,7 @@ def by_rows_with_epilogue(
     """
     factors = (one,) if other is None else (one, other)
     filled = [*read, *[outs[0]] * (MOST_READ - len(read)), outs[0], outs[-1]]
-    ends = relu, arithmetic.epilogue(spec), _EPILOGUE_COLUMNS
+    ends = relu, arithmetic.epilogue(spec)
     _launch_by_rows(factors, added, ends, filled, outs[0])
 
 
@@ -139,10 +135,10 @@ def plan_by_rows(dtype: torch.dtype, few: bool, ways: tuple[Way, ...], ends: tup
         few: Whether there are few rows.
         ways: How the weights lie in memory.
         ends: The kind of what is added, whether negative results become zeros, and either whether there is a gate, or
-            the function of the epilogue and how many columns it takes.
+            the function of the epilogue.
     """
     columns = ways[0][1]
-    has_epilogue = len(ends) > 3
+    has_epilogue = not isinstance(ends[2], bool)
     tile, split = _tile(dtype, few, max(way[0] for way in ways), columns)
     if dtype is torch.float32 and len(ways) > 1:
         # Triton 3.6 writes wrong code where weights of odd widths lie in memory in different ways.
