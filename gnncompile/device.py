@@ -236,12 +236,12 @@ def _library_halves_vectors() -> bool:
 
 def least_product_in_vectors() -> int:
     """Returns the least multiplications of a product with a weight that generated C++ computes itself."""
-    return tuning.LOOPS.least_halved_product if _takes_two_steps() else tuning.LOOPS.least_product
+    return tuning.LOOPS.least_product_in_halves if _halves_vectors() else tuning.LOOPS.least_product
 
 
 @lru_cache(maxsize=1)
-def _takes_two_steps() -> bool:
-    """Whether the processor computes vectors of 512 bits in two steps. AMD's do up to family 25, which is Zen 4."""
+def _halves_vectors() -> bool:
+    """Whether it is a processor of AMD that computes vectors of 512 bits in two halves: up to family 25, Zen 4."""
     families = [line.split()[-1] for line in _cpuinfo() if line.startswith("cpu family")]
     return _library_halves_vectors() and bool(families) and int(families[0]) < _ZEN_5
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from gnncompile import _compat, tuning
 from gnncompile.codegen.cpp import matrix
-from gnncompile.ops import counting_sort
+from gnncompile.ops import cpu_layouts
 from gnncompile.passes import manager
 from gnncompile.runtime import launch
 
@@ -31,7 +31,7 @@ def forget_kernels() -> None:
     launch.runner.cache_clear()
     launch.kernel.cache_clear()
     launch.fallbacks.clear()
-    for compiled in (counting_sort._compiled, matrix._library, matrix.can_compile):  # or not, without a compiler
+    for compiled in (cpu_layouts._compiled, matrix._library, matrix.can_compile):  # or not, without a compiler
         compiled.cache_clear()
 
 

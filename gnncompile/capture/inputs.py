@@ -327,7 +327,7 @@ class Derived:
         self.lengths: set[str] = set()
         self.splits = True
         self.looks = 0
-        self._met = Seen(max_entries)  # edge lists whose rows were shared once
+        self._shared_once = Seen(max_entries)
         self._copies = IdentityCache(max_entries, max_bytes)
         self._spread = IdentityCache(max_entries, max_bytes)
         self._carriers = IdentityCache(max_entries, max_bytes)
@@ -340,7 +340,7 @@ class Derived:
         tensor object in each call.
         """
         found = edge_rows.shared(edge_index)
-        if found is None and edge_rows.can_share(edge_index) and self._met.add(edge_index):
+        if found is None and edge_rows.can_share(edge_index) and self._shared_once.add(edge_index):
             found = edge_rows.share(edge_index)
         return found or self.copies(edge_index)
 

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -253,11 +253,11 @@ class Seen:
     """Remembers which tensors were seen, by identity and version. It keeps no memory alive.
 
     Args:
-        most: The most tensors that are remembered. The first one is forgotten first.
+        most: The most tensors that are remembered, at least one. The least recently seen one is forgotten first.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._most = max(most, 1)
         self._owners: OrderedDict[Key, StorageWeakRef] = OrderedDict()
 
     def add(self, value: Tensor) -> bool:
@@ -265,13 +265,13 @@ class Seen:
         key = identify((value,))
         if key is None:
             return True
-        found = self._owners.get(key)
-        if found is not None and not found.expired():
-            return False
-        self._owners[key] = _owner(value)
+        known = self._owners.pop(key, None)
+        # The reference keeps the address in the key from being used again.
+        self._owners[key] = _owner(value) if known is None else known
         if len(self._owners) > self._most:
-            self._owners.popitem(last=False)
-        return True
+            with suppress(KeyError):  # other threads may have dropped all others
+                self._owners.popitem(last=False)
+        return known is None
 
 
 class CacheInfo(NamedTuple):

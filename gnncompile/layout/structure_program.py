@@ -45,7 +45,7 @@ class StructureCache:
 
     Args:
         program: The program.
-        run: Does the same as the module of the program.
+        run: Does the same as the module of the program, in less time.
         max_entries: The most graphs that are remembered.
         max_bytes: The most bytes that are remembered.
     """

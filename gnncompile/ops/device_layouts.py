@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from gnncompile import _compat
 from gnncompile.device import device_of
 from gnncompile.layout import csr as by_torch
-from gnncompile.ops.counting_sort import checked_edges
+from gnncompile.ops.cpu_layouts import checked_edges
 
 
 def csr(

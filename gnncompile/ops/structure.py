@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from gnncompile.layout import csr
-from gnncompile.ops import counting_sort, device_layouts
+from gnncompile.ops import cpu_layouts, device_layouts
 from gnncompile.ops.region import LIBRARY
 
 LIBRARY.define(
@@ -42,62 +42,66 @@ def _fake_inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     return rowptr.new_empty((rowptr.size(0) - 1,), dtype=getattr(torch, dtype))
 
 
-_IMPLEMENTATIONS: dict[str, dict[str, Callable[..., Any]]] = {
-    "csr": {"cpu": counting_sort.csr, "cuda": device_layouts.csr},
-    "csr_with_loops": {"cpu": counting_sort.with_loops, "cuda": device_layouts.with_loops},
-    "inverse_degree": {"cpu": counting_sort.inverse_degree, "cuda": device_layouts.inverse_degree},
+_BY_DEVICE: dict[str, dict[str, Callable[..., Any]]] = {
+    "csr": {"cpu": cpu_layouts.csr, "cuda": device_layouts.csr},
+    "csr_with_loops": {"cpu": cpu_layouts.with_loops, "cuda": device_layouts.with_loops},
+    "inverse_degree": {"cpu": cpu_layouts.inverse_degree, "cuda": device_layouts.inverse_degree},
 }
 """What runs an op, by its name and the type of a device."""
 
-_ELSEWHERE: dict[str, Callable[..., Any]] = {
+_ON_OTHER_DEVICES: dict[str, Callable[..., Any]] = {
     "csr": csr.csr,
     "csr_with_loops": csr.with_loops,
     "inverse_degree": csr.inverse_degree,
 }
+"""What runs an op on all other devices, by its name."""
 
-for _name, _elsewhere in _ELSEWHERE.items():
+for _name, _elsewhere in _ON_OTHER_DEVICES.items():
     LIBRARY.impl(_name, _elsewhere, "CompositeExplicitAutograd")
-    for _type, _run in _IMPLEMENTATIONS[_name].items():
-        LIBRARY.impl(_name, _run, _type.upper())
+    for _type, _function in _BY_DEVICE[_name].items():
+        LIBRARY.impl(_name, _function, _type.upper())
 torch.library.register_fake("gnncompile::csr", _fake_csr, lib=LIBRARY)
 torch.library.register_fake("gnncompile::csr_with_loops", _fake_csr_with_loops, lib=LIBRARY)
 torch.library.register_fake("gnncompile::inverse_degree", _fake_inverse_degree, lib=LIBRARY)
 
 
-def _run_csr(index: Tensor, *given: Any) -> Any:
-    return _implementation("csr", index)(index, *given)
+def _csr(*given: Any, **named: Any) -> Any:
+    return _run("csr", given, named)
 
 
-def _run_csr_with_loops(rowptr: Tensor, *given: Any) -> Any:
-    return _implementation("csr_with_loops", rowptr)(rowptr, *given)
+def _csr_with_loops(*given: Any, **named: Any) -> Any:
+    return _run("csr_with_loops", given, named)
 
 
-def _run_inverse_degree(rowptr: Tensor, dtype: str) -> Any:
-    return _implementation("inverse_degree", rowptr)(rowptr, dtype)
+def _inverse_degree(*given: Any, **named: Any) -> Any:
+    return _run("inverse_degree", given, named)
 
 
-def _implementation(name: str, tensor: Tensor) -> Callable[..., Any]:
-    return _IMPLEMENTATIONS[name].get(tensor.device.type, _ELSEWHERE[name])
+def _run(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Runs an op on plain tensors at once. Subclasses, such as ``EdgeIndex``, have no memory of their own to read."""
+    if any(isinstance(one, Tensor) and type(one) is not Tensor for one in (*given, *named.values())):
+        return getattr(torch.ops.gnncompile, name)(*given, **named)
+    return _BY_DEVICE[name].get(given[0].device.type, _ON_OTHER_DEVICES[name])(*given, **named)
 
 
-_DIRECT = {
-    torch.ops.gnncompile.csr.default: _run_csr,
-    torch.ops.gnncompile.csr_with_loops.default: _run_csr_with_loops,
-    torch.ops.gnncompile.inverse_degree.default: _run_inverse_degree,
+_WITHOUT_DISPATCHER = {
+    torch.ops.gnncompile.csr.default: _csr,
+    torch.ops.gnncompile.csr_with_loops.default: _csr_with_loops,
+    torch.ops.gnncompile.inverse_degree.default: _inverse_degree,
     torch.ops.aten.new_empty.default: Tensor.new_empty,
 }
 """Functions that do the same as ops, but are called in less time."""
 
 
 def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
-    """Returns the function of a structure program, in which the ops of this file are plain calls of Python functions.
+    """Returns the function of a structure program, in which ops of graph structure are calls of Python functions.
 
-    The function takes real tensors only. Torch's dispatcher takes about 5 microseconds for each op that is written in
-    Python, which counts if a small graph is new in each call.
+    Torch's dispatcher takes about 5 microseconds for each op that is written in Python, which counts if a small graph
+    is new in each call.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     for node in graph.nodes:
-        node.target = _DIRECT.get(node.target, node.target)
+        node.target = _WITHOUT_DISPATCHER.get(node.target, node.target)
     forward: Callable[..., Any] = fx.GraphModule(program, graph).forward
     return forward

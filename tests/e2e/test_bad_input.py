@@ -24,7 +24,7 @@ from torch_geometric.nn import GCNConv, RGCNConv, global_add_pool
 import gnncompile
 from gnncompile.codegen import cache_dir
 from gnncompile.layout import csr
-from gnncompile.ops import counting_sort
+from gnncompile.ops import cpu_layouts
 from gnncompile.runtime import launch
 from tests.harness import kernels, light, needs_interpreter
 
@@ -371,7 +371,7 @@ def test_nothing_outside_a_tensor_is_read_or_written(which: str, monkeypatch: py
     """
     needs_triton(which)
     monkeypatch.setattr(csr, "report", lambda *_: None)
-    monkeypatch.setattr(counting_sort, "_run_of", lambda *_: None)  # it has its own check; a GPU has not
+    monkeypatch.setattr(cpu_layouts, "_run_of", lambda *_: None)  # it has its own check; a GPU has not
     bad = [-NODES - 1, -(2**31), -(2**63), NODES, NODES + 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1]
     good = [(0, 1), (5, 5), (2, 1), (0, 0)]
     row = torch.tensor([*bad, *(r for r, _ in good), *([1] * len(bad)), *bad, 1])

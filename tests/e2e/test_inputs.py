@@ -28,7 +28,7 @@ from torch_geometric.utils.num_nodes import maybe_num_nodes
 import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.support.case import CHANNELS, EDGE_CHANNELS, LADDER, Graph
-from tests.harness import light
+from tests.harness import kernels, light
 from tests.ladder import climb
 
 
@@ -178,6 +178,32 @@ class Pooled(nn.Module):
 @pytest.mark.parametrize("size", [None, 5])
 def test_index_as_batch(size: int | None):
     climb(Pooled, lambda g: (g.x, g.edge_index, Index(g.batch, dim_size=size, is_sorted=True)))
+
+
+class OnItsOwnGraph(nn.Module):
+    """Reads a graph that is no input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = SAGEConv(CHANNELS, 4)
+        self.register_buffer("edges", EdgeIndex([[0, 1, 2, 3], [1, 0, 2, 5]], sparse_size=(6, 6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x, self.edges)
+
+
+GRAPHS = Index([0, 0, 1, 1, 2, 2], dim_size=3, is_sorted=True)
+
+
+@pytest.mark.parametrize("generator", ["cpp", "reference"])
+@pytest.mark.parametrize("model", [OnItsOwnGraph, lambda: lambda x: global_mean_pool(x, GRAPHS, 3)])
+def test_graphs_that_are_no_inputs(model: Callable[[], Any], generator: str):
+    """Such an ``EdgeIndex`` reaches the code that sorts edges as it is, and has no memory of its own."""
+    target, x = model(), torch.randn(6, CHANNELS)
+    with kernels(generator):
+        compiled = gnncompile.compile(target)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), target(x))
 
 
 # -- objects ------------------------------------------------------------------------------------------------------

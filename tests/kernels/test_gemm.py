@@ -12,8 +12,12 @@ from torch import Tensor
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
+import triton
+import triton.language as tl
+
 from gnncompile.codegen.gemm import launch, weights
 from gnncompile.codegen.gemm.launch import OverRows
+from gnncompile.codegen.gemm.parts import sum_of_terms
 from gnncompile.codegen.triton import tiled_products
 from gnncompile.ops import gemm
 from tests.harness import tune
@@ -391,6 +395,22 @@ def test_products_of_large_and_small_powers(row: list[float], weight: list[float
     out = torch.empty(1, 1, device=DEVICE)
     launch.by_rows((left, right), None, None, None, False, out)
     torch.testing.assert_close(out.double(), torch.full_like(out, expected).double(), rtol=1e-5, atol=1e-44)
+
+
+@triton.jit
+def _sum_of_terms(total_ptr, small_ptr, out_ptr, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(out_ptr + at, sum_of_terms(tl.load(total_ptr + at), tl.load(small_ptr + at)))
+
+
+def test_small_terms_that_are_not_finite_do_not_count():
+    """The large terms of a sum that is no float32 number are infinite. Small ones may be, with the other sign."""
+    total = torch.tensor([INF, -INF, INF, NAN, 1.0, INF, 2.0, 3.0], device=DEVICE)
+    small = torch.tensor([-INF, INF, NAN, 1.0, 0.5, INF, -1.0, 0.0], device=DEVICE)
+    out = torch.empty_like(total)
+    _sum_of_terms[(1,)](total, small, out, 8)
+    expected = torch.tensor([INF, -INF, INF, NAN, 1.5, INF, 1.0, 3.0], device=DEVICE)
+    torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1e18])

@@ -10,11 +10,12 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch_geometric import EdgeIndex
 
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, LOOPS
 from gnncompile.layout import csr
-from gnncompile.ops import counting_sort, structure
+from gnncompile.ops import cpu_layouts, structure
 from tests.harness import kernels
 
 
@@ -50,13 +51,13 @@ def loops(rowptr, col, edge, alive):
 def in_cpp(monkeypatch):
     """Makes ops run the generated C++ code, whatever the environment asks for."""
     calls = []
-    monkeypatch.setattr(counting_sort, "_call", lambda *given: calls.append(given) or CALL(*given))
+    monkeypatch.setattr(cpu_layouts, "_call", lambda *given: calls.append(given) or CALL(*given))
     with kernels("cpp"):
         yield
     assert calls, "torch's operations computed the layout"
 
 
-CALL = counting_sort._call
+CALL = cpu_layouts._call
 
 
 GRAPHS = {
@@ -137,6 +138,14 @@ def test_degrees_are_those_of_torch(in_cpp, name, dtype):
     assert made.dtype is getattr(torch, dtype) and torch.equal(made, csr.inverse_degree(rowptr, dtype))
 
 
+@pytest.mark.parametrize("rowptr", [torch.tensor([0, 2, 2, 5]), torch.tensor([0, 2, 2, 5]).int()[None].T.squeeze(1)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_degrees_of_any_type(rowptr, dtype):
+    with kernels("cpp"):
+        made = torch.ops.gnncompile.inverse_degree(rowptr, dtype)
+    torch.testing.assert_close(made, torch.tensor([1 / 2, 1, 1 / 3]).to(getattr(torch, dtype)))
+
+
 @pytest.mark.parametrize("generator", ["cpp", "reference"])
 def test_programs_without_the_dispatcher_give_the_same(generator):
     """Each op of a structure program is called, with all of its arguments."""
@@ -159,6 +168,21 @@ def test_programs_without_the_dispatcher_give_the_same(generator):
     for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert any(node.target is own.csr.default for node in program.graph.nodes), "the program itself was changed"
+
+
+def test_programs_without_the_dispatcher_take_subclasses():
+    """Rows of an ``EdgeIndex`` have no memory of their own, so that only the op itself can read them."""
+    graph = fx.Graph()
+    index, other = (graph.placeholder(name) for name in ("index", "other"))
+    graph.output(graph.call_function(torch.ops.gnncompile.csr.default, (index, other, 3, 3, None)))
+    run = structure.without_dispatcher(fx.GraphModule({}, graph))
+    plain = torch.tensor([[2, 0, 2], [1, 1, 0]])
+    rows = EdgeIndex(plain).unbind(0)
+    assert rows[0].data_ptr() == 0
+    with kernels("cpp"):
+        for given in (rows, (plain[0], rows[1]), (rows[0], plain[1])):
+            for ours, theirs in zip(run(*given), csr.csr(*plain, 3, 3, None), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 class Ops(TorchDispatchMode):
@@ -194,7 +218,7 @@ def test_the_op_refuses_ends_of_other_lengths(lengths):
 
 def test_without_a_compiler_torch_computes_the_layout(monkeypatch):
     monkeypatch.setenv("GNNCOMPILE_KERNELS", "cpp")
-    monkeypatch.setattr(counting_sort, "_compiled", lambda source, entry: None)
+    monkeypatch.setattr(cpu_layouts, "_compiled", lambda source, entry: None)
     index, other = torch.tensor([2, 0, 2]), torch.tensor([1, 1, 0])
     made = torch.ops.gnncompile.csr(index, other, 3, 2, None)
     assert all(map(torch.equal, made, csr.csr(index, other, 3, 2, None)))

@@ -32,7 +32,7 @@ def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Products by our own vectors, then by the library, on whatever CPU there is; small products count too."""
     monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: request.param))
     few = replace(
-        tuning.LOOPS, least_product=1, least_halved_product=1, least_rows=1, least_weight=1, narrowest_product=1
+        tuning.LOOPS, least_product=1, least_product_in_halves=1, least_rows=1, least_weight=1, narrowest_product=1
     )
     monkeypatch.setattr(tuning, "LOOPS", few)
     torch._dynamo.reset()
@@ -127,19 +127,19 @@ def test_other_products_are_the_librarys(own: bool, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("family", "rows"), [(25, 2**15), (26, 2**12)])
-def test_processors_with_half_vectors_need_larger_products(
+def test_processors_that_halve_vectors_need_larger_products(
     family: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "LOOPS", tuning.XEON)
     monkeypatch.setattr(Device, "multiplies_in_own_vectors", property(lambda device: True))
     monkeypatch.setattr(device, "_library_halves_vectors", lambda: True)
     monkeypatch.setattr(device, "_cpuinfo", lambda: ["processor\t: 0\n", f"cpu family\t: {family}\n"])
-    device._takes_two_steps.cache_clear()
+    device._halves_vectors.cache_clear()
     try:
         assert matrix.pays(torch.empty(rows, 8), 8) and not matrix.pays(torch.empty(rows - 1, 8), 8)
         assert device_of("cpu").has_enough_rows(rows, 8, 8) and not device_of("cpu").has_enough_rows(rows - 1, 8, 8)
     finally:
-        device._takes_two_steps.cache_clear()
+        device._halves_vectors.cache_clear()
 
 
 def test_a_gpu_has_none_of_these_products(monkeypatch: pytest.MonkeyPatch) -> None:

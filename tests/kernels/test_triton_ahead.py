@@ -176,7 +176,8 @@ def test_a_launch_waits_for_a_compile_that_has_begun(monkeypatch: pytest.MonkeyP
     kernel(1, [x.to("meta")], [2], (5,))
     kernel(1, [x], [2], (5,))
     kernel(1, [x], [2], (6,))
-    assert asked == [((torch.float32,), (1, 5))] and order == ["waited", "launched", "launched"]
+    kernel(1, [x.half()], [2], (5,))
+    assert asked == [((torch.float32,), (1, 5))] and order == ["waited", "launched", "launched", "launched"]
 
 
 def test_threads_that_compile_prepare_triton_once(monkeypatch: pytest.MonkeyPatch):

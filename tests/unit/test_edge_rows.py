@@ -78,6 +78,15 @@ def test_rows_are_in_its_memory(derived: Derived, count: int) -> None:
     assert derived.rows(edge_index)[1] is rows[1]
 
 
+def test_an_edge_list_in_a_new_object_of_each_call_keeps_its_rows() -> None:
+    """Between new graphs, of which more come than are remembered."""
+    derived, graph = Derived(4, 2**20), edges(0)
+    first = [derived.rows(graph[:])[0].data_ptr() for _ in range(2)][1]
+    for k in range(12):
+        derived.rows(edges(k))
+        assert derived.rows(graph[:])[0].data_ptr() == first
+
+
 def test_a_change_is_noticed(derived: Derived) -> None:
     edge_index = edges()
     before = derived.rows(edge_index)

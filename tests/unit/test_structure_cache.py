@@ -251,8 +251,22 @@ def test_seen_memory_is_known_until_it_is_changed_or_freed() -> None:
     assert memory.expired()
     for _ in range(8):  # freed memory is used again
         assert seen.add(edges(1))
-    held = [edges(k) for k in range(3)]
-    assert all(map(seen.add, held)) and not seen.add(held[2]) and seen.add(held[0]), "two are remembered"
+
+
+def test_seen_memory_is_forgotten_if_it_was_not_seen_for_long() -> None:
+    seen, held = identity_cache.Seen(2), [edges(k) for k in range(4)]
+    assert seen.add(held[0]) and seen.add(held[1]) and not seen.add(held[0]) and seen.add(held[2])
+    assert not seen.add(held[0]) and not seen.add(held[2]) and seen.add(held[1])
+    last = identity_cache.Seen(0)
+    assert all(last.add(one) and not last.add(one) for one in held)
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_threads_that_see_the_same_memory(most: int) -> None:
+    seen, held = identity_cache.Seen(most), [edges(k) for k in range(5)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda k: seen.add(held[k % 5]), range(20_000)))
+    assert found.count(True) >= 5 and len(seen._owners) <= max(most, 1)
 
 
 # -- threads ------------------------------------------------------------------------------------------------------

@@ -12,11 +12,10 @@ import triton.language as tl
 from gnncompile.codegen.gemm.parts import dot, parts, plus_parts, sum_of_terms
 from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts
 
-PART = tl.constexpr(32)
-"""The columns of a tile that an epilogue takes at a time if it reads other matrices. With all 128 of a tile, its values
-do not fit into registers: in 16 bits, a gradient of silu has 1,160 bytes of them in memory. On an H200, a float32
-product of 300,000 rows with a weight of 64 x 128 and a gate takes 123 microseconds, and 164 with the gate in one piece.
-"""
+EPILOGUE_COLUMNS = tl.constexpr(32)
+"""The columns of a tile that are finished at a time if another matrix is read. With all 128 of a tile, the values do
+not fit into registers: in 16 bits, a gradient of silu has 1,160 bytes of them in memory. On an H200, a float32 product
+of 300,000 rows with a weight of 64 x 128 and a gate takes 123 microseconds, and 164 with the gate in one piece."""
 
 
 @triton.jit
@@ -183,7 +182,7 @@ def by_rows(
     )
     start = (tl.program_id(0) % across) * COLUMNS
     # A tile for which no other matrix is read is stored in one piece, which is as fast or faster.
-    most: tl.constexpr = PART if GATED or ADDED == "matrix" else COLUMNS
+    most: tl.constexpr = EPILOGUE_COLUMNS if GATED or ADDED == "matrix" else COLUMNS
     end: tl.constexpr = write_gated if GATED else write
     finish(
         total,
@@ -239,18 +238,20 @@ def finish(
     EPILOGUE: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """Adds what is added to a tile of products, and calls an epilogue, for MOST columns at a time.
+    """Adds what is added to a tile of products, and calls an epilogue.
 
-    What an epilogue reads of all columns would not fit into registers. Start is the first column of the tile.
+    What an epilogue reads might not fit into registers for all columns, so this is done for MOST columns at a time.
+    Start is the first column of the tile. ADDED and RELU: see :func:`by_rows`. EPILOGUE: a function such as
+    :func:`write`, which gets the results.
     """
     wide: tl.constexpr = total.shape[1]
     if wide > MOST:
         half: tl.constexpr = wide // 2
         # In the layout of a product, no number is moved.
-        halves = tl.split(tl.permute(tl.reshape(total, (total.shape[0], 2, half)), (0, 2, 1)))
+        both = tl.split(tl.permute(tl.reshape(total, (total.shape[0], 2, half)), (0, 2, 1)))
         for k in tl.static_range(2):
             finish(
-                halves[k],
+                both[k],
                 added_ptr,
                 first_ptr,
                 second_ptr,
@@ -359,7 +360,7 @@ def by_rows_with_epilogue(
         ADDED,
         RELU,
         EPILOGUE,
-        PART,
+        EPILOGUE_COLUMNS,
     )
 
 

@@ -83,7 +83,7 @@ def in_parts(weight: Tensor, size: tuple[int, int], padded: tuple[int, int], tra
     """Returns a weight in two float16 parts: see :func:`gnncompile.codegen.gemm.scaled.split`.
 
     Args:
-        weight: float32, contiguous.
+        weight: Contiguous, of any floating dtype.
         size: Its depth and its columns.
         padded: The size of a part.
         transposed: Whether its columns lie together.

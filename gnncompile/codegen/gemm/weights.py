@@ -84,7 +84,7 @@ def ready(weight: Tensor, read: Weight) -> Tensor:
 def in_parts(
     weight: Tensor, size: tuple[int, int], padded: tuple[int, int], pitch: int, transposed: bool = False
 ) -> Tensor:
-    """Returns a float32 weight in parts, with zeros around it: see :func:`gnncompile.codegen.gemm.scaled.split`.
+    """Returns a weight in float16 parts, with zeros around it: see :func:`gnncompile.codegen.gemm.scaled.split`.
 
     Args:
         weight: The weight, ``[depth, columns]``, or a tensor whose memory begins with it.

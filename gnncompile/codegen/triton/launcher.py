@@ -189,7 +189,7 @@ class Kernel:
         return Entry(text, self._kernel, tuple(names), tuple(pointers), numbers, 1, constants, options, flag=flag)
 
     def compile_ahead(self, pointers: Sequence[torch.dtype], numbers: int, constants: tuple[Any, ...]) -> None:
-        """Starts to compile the kernel in another thread. A launch with these dtypes and constants waits for it.
+        """Starts to compile the kernel in another thread. Launches with these dtypes and constants wait for it.
 
         Args:
             pointers: The dtypes of the tensors.

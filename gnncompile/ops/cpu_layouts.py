@@ -1,7 +1,7 @@
 """Layouts on a CPU by the C++ code of :mod:`gnncompile.codegen.cpp.layout_source`.
 
-They give what :mod:`gnncompile.layout.csr` gives. In one thread of an EPYC, a graph of 2,000 rows and 11,000 edges took
-0.02 ms, and 0.6 ms by torch's operations; 170,000 rows and 2,300,000 edges took 14 ms, and 66 ms.
+Layouts and degrees are those of :mod:`gnncompile.layout.csr`. In one thread of an EPYC, a graph of 2,000 rows and
+11,000 edges took 0.02 ms, and 0.6 ms by torch's operations; 170,000 rows and 2,300,000 edges took 14 ms, and 66 ms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _compiled(source: str, entry: str = "run") -> _Run | None:
         run = getattr(load(source, contract=False), entry)
     except UnsupportedRegion:
         return None
-    # Bytes made by struct take a fraction of the time of a ctypes array. A call on a small graph is as long as this.
+    # Arguments in bytes, made by struct, take a fraction of the time of a ctypes array, which counts for small graphs.
     run.argtypes, run.restype = (ctypes.c_char_p,), ctypes.c_int
     found: _Run = run
     return found
@@ -94,7 +94,8 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     """The same as :func:`gnncompile.layout.csr.inverse_degree`, for tensors on a CPU."""
-    run = _run_of(rowptr, DEGREES, f"run_{dtype}")
+    is_compiled = rowptr.dtype is torch.int32 and dtype in ("float32", "float64")
+    run = _run_of(rowptr, DEGREES, f"run_{dtype}") if is_compiled else None
     if run is None:
         return by_torch.inverse_degree(rowptr, dtype)
     rows = rowptr.numel() - 1
