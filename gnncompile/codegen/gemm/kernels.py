@@ -10,12 +10,7 @@ import triton
 import triton.language as tl
 
 from gnncompile.codegen.gemm.parts import dot, parts, plus_parts, sum_of_terms
-from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts
-
-EPILOGUE_COLUMNS = tl.constexpr(32)
-"""The columns of a tile that are finished at a time if another matrix is read. With all 128 of a tile, the values do
-not fit into registers: in 16 bits, a gradient of silu has 1,160 bytes of them in memory. On an H200, a float32 product
-of 300,000 rows with a weight of 64 x 128 and a gate takes 123 microseconds, and 164 with the gate in one piece."""
+from gnncompile.codegen.gemm.scaled import power_of_parts, scaled_product
 
 
 @triton.jit
@@ -47,7 +42,7 @@ def add_product(
         x = tl.load(left + start, mask=mask, other=0.0)
         if RIGHT == "parts":
             y = right_ptr + down[:, None] * padded_columns + column[None, :]
-            total += product_of_parts(x, tl.load(y), tl.load(y + size), power)
+            total += scaled_product(x, tl.load(y), tl.load(y + size), power)
         else:
             if RIGHT == "rows":
                 y = right_ptr + down[:, None] * columns + column[None, :]
@@ -122,8 +117,11 @@ def by_rows(
     other_left_ptr,
     other_right_ptr,
     added_ptr,
-    gate_ptr,
+    first_ptr,
+    second_ptr,
+    third_ptr,
     out_ptr,
+    other_out_ptr,
     rows,
     depth_units,
     other_depth_units,
@@ -141,7 +139,8 @@ def by_rows(
     OTHER_RIGHT: tl.constexpr,
     ADDED: tl.constexpr,
     RELU: tl.constexpr,
-    GATED: tl.constexpr,
+    EPILOGUE: tl.constexpr,
+    MOST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -151,8 +150,10 @@ def by_rows(
     Depths and columns come in units of 16 bytes or less, so that Triton knows how many numbers can be read at once; the
     size of the parts comes in blocks.
     WHOLE: depth is a multiple of DEPTH. RIGHT: the right matrix is there in "parts", or lies in memory by "rows" or by
-    "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". GATED: there is a matrix, and where it is not
-    positive, zeros are written.
+    "columns". ADDED: "nothing", "row" (``[columns]``) or "matrix". RELU: zeros take the place of negative numbers.
+    EPILOGUE: a function that gets the result and writes it: :func:`write`, :func:`write_gated`, or one of
+    :mod:`gnncompile.codegen.gemm.arithmetic`. It may read up to three tensors, and write two. MOST: the most columns
+    that it gets at a time.
     """
     columns = units * UNIT
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
@@ -181,25 +182,22 @@ def by_rows(
         DEPTH,
     )
     start = (tl.program_id(0) % across) * COLUMNS
-    # A tile for which no other matrix is read is stored in one piece, which is as fast or faster.
-    most: tl.constexpr = EPILOGUE_COLUMNS if GATED or ADDED == "matrix" else COLUMNS
-    end: tl.constexpr = write_gated if GATED else write
     finish(
         total,
         added_ptr,
-        gate_ptr,
-        gate_ptr,
-        gate_ptr,
+        first_ptr,
+        second_ptr,
+        third_ptr,
         out_ptr,
-        out_ptr,
+        other_out_ptr,
         row,
         start,
         rows,
         columns,
         ADDED,
         RELU,
-        end,
-        most,
+        EPILOGUE,
+        MOST,
     )
 
 
@@ -278,90 +276,6 @@ def finish(
         if RELU:
             total = tl.where(total < 0, 0.0, total)
         EPILOGUE(total, first_ptr, second_ptr, third_ptr, out_ptr, other_out_ptr, row, column, rows, columns)
-
-
-@triton.jit(do_not_specialize=["rows", "depth_units", "other_depth_units", "units", "across"])
-def by_rows_with_epilogue(
-    left_ptr,
-    right_ptr,
-    other_left_ptr,
-    other_right_ptr,
-    added_ptr,
-    first_ptr,
-    second_ptr,
-    third_ptr,
-    out_ptr,
-    other_out_ptr,
-    rows,
-    depth_units,
-    other_depth_units,
-    units,
-    across,
-    UNIT: tl.constexpr,
-    DEPTH_UNIT: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    RIGHT: tl.constexpr,
-    TWO: tl.constexpr,
-    OTHER_DEPTH_UNIT: tl.constexpr,
-    OTHER_BLOCKS: tl.constexpr,
-    OTHER_WHOLE: tl.constexpr,
-    OTHER_RIGHT: tl.constexpr,
-    ADDED: tl.constexpr,
-    RELU: tl.constexpr,
-    EPILOGUE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """Like :func:`by_rows`, but a function computes what is written, and writes it: up to two results.
-
-    EPILOGUE: a function of :mod:`gnncompile.codegen.gemm.arithmetic`. It reads up to three tensors.
-    """
-    columns = units * UNIT
-    row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tile_of_products(
-        left_ptr,
-        right_ptr,
-        other_left_ptr,
-        other_right_ptr,
-        row,
-        column,
-        rows,
-        depth_units * DEPTH_UNIT,
-        other_depth_units * OTHER_DEPTH_UNIT,
-        columns,
-        across * COLUMNS,
-        BLOCKS,
-        WHOLE,
-        RIGHT,
-        TWO,
-        OTHER_BLOCKS,
-        OTHER_WHOLE,
-        OTHER_RIGHT,
-        ROWS,
-        COLUMNS,
-        DEPTH,
-    )
-    start = (tl.program_id(0) % across) * COLUMNS
-    finish(
-        total,
-        added_ptr,
-        first_ptr,
-        second_ptr,
-        third_ptr,
-        out_ptr,
-        other_out_ptr,
-        row,
-        start,
-        rows,
-        columns,
-        ADDED,
-        RELU,
-        EPILOGUE,
-        EPILOGUE_COLUMNS,
-    )
 
 
 @triton.jit(do_not_specialize=["rows", "depth_units", "units", "across"])

@@ -82,7 +82,7 @@ def power_of_parts(start, size):
 
 
 @triton.jit
-def product_of_parts(x, y_high, y_low, y_power):
+def scaled_product(x, y_high, y_low, y_power):
     """``x @ y`` in float32, smallest terms first, of float32 rows and weights in parts."""
     x_power, reciprocal = powers(tl.max(tl.abs(x), 1, keep_dims=True))
     x_high, x_low = two_parts(x * reciprocal)

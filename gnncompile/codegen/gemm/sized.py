@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from gnncompile import tuning
-from gnncompile.codegen.gemm.launch import Factors, kind_of, plan_by_rows
+from gnncompile.codegen.gemm import MOST_READ
+from gnncompile.codegen.gemm.launch import Factors, ending, kind_of, plan_by_rows
 from gnncompile.codegen.gemm.weights import Way, elements_of_parts, splitting, storage_order
 from gnncompile.codegen.triton.hub_lists import Launch
 
-_NAMES = ("left", "right", "other_left", "other_right", "added", "gate", "out")
+_NAMES = ("left", "right", "other_left", "other_right", "added", "first", "second", "third", "out", "other_out")
 
 
 def product(
@@ -44,7 +45,8 @@ def product(
     left, right = factors[0]
     few = expected is not None and expected <= tuning.TILES.few_rows
     stored = [_stored(weight) for _, weight in factors]
-    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in stored), (kind_of(added), relu, gate is not None))
+    ends = kind_of(added), relu, ending(gate is not None)
+    plan = plan_by_rows(left.dtype, few, tuple(way for _, way in stored), ends)
     weights = [
         weight if read.becomes == "itself" else in_parts(weight, way[:2], read.padded, read.transposed, start)
         for (weight, way), read in zip(stored, plan.weights, strict=True)
@@ -54,12 +56,13 @@ def product(
         *(left, weights[0]),
         *(factors[-1][0], weights[-1]),  # of the second product; a single product stands here again, and is not read
         left if added is None else added,
-        left if gate is None else gate,
+        *[left if gate is None else gate] * MOST_READ,
         out,
+        left,  # there is no second result
     ]
     entry = plan.kernel.entry(_NAMES, [one.dtype for one in given], 1 + len(plan.numbers), plan.constants)
     programs = -(-left.size(0) // plan.rows) * plan.across
-    return start(entry, given, [left.size(0), *plan.numbers], programs, [len(given) - 1])[0]
+    return start(entry, given, [left.size(0), *plan.numbers], programs, [_NAMES.index("out")])[0]
 
 
 def _stored(weight: Tensor) -> tuple[Tensor, Way]:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from gnncompile.codegen.gemm.parts import dot
-from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts
+from gnncompile.codegen.gemm.scaled import power_of_parts, scaled_product
 
 BLOCK = tl.constexpr(128)
 """Most inputs of a layer whose weights are read at a time."""
@@ -115,5 +115,5 @@ def blocks_of_parts(x, start, power, PART: tl.constexpr, DOWN: tl.constexpr, ACR
     else:
         high = weights_of_part(start, x.shape[1], PART, DOWN, ACROSS, WIDTH)
         low = weights_of_part(start + PART, x.shape[1], PART, DOWN, ACROSS, WIDTH)
-        total = product_of_parts(x, high, low, power)
+        total = scaled_product(x, high, low, power)
     return total

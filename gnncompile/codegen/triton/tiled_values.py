@@ -224,7 +224,7 @@ class TileValues:
         if self.tile.keeps_weights:
             name = self.kept_weights(i)
             if self.plan.factor == "float32":
-                return f"product_of_parts({x}, {name}_high, {name}_low, {name}_power)"
+                return f"scaled_product({x}, {name}_high, {name}_low, {name}_power)"
             return f"product({x}, {name})"
         if self.plan.factor == "float32":
             return f"layer_of_parts({x}, {self.plan.layers[i]} + never, {self._sizes(node)})"

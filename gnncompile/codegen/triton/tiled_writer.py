@@ -69,7 +69,7 @@ class TiledWriter(TileValues):
             "import triton.language as tl",
             "",
             "from gnncompile.codegen.gemm.parts import once",
-            "from gnncompile.codegen.gemm.scaled import power_of_parts, product_of_parts",
+            "from gnncompile.codegen.gemm.scaled import power_of_parts, scaled_product",
             ELEMENTARY,
             "from gnncompile.codegen.triton.tiled_functions import (",
             *(f"    {name}," for name in FUNCTIONS),
