@@ -126,7 +126,7 @@ def test_other_products_are_the_librarys(own: bool, monkeypatch: pytest.MonkeyPa
     assert not matrix.pays(torch.empty(40_000, 8), tuning.XEON.widest_product + 1)
 
 
-@pytest.mark.parametrize(("family", "rows"), [(25, 2**15), (26, 2**12)])
+@pytest.mark.parametrize(("family", "rows"), [(25, 2**13), (26, 2**12)])
 def test_processors_that_halve_vectors_need_larger_products(
     family: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
