@@ -92,5 +92,5 @@ H200_PRODUCTS = (
     (17, ProductTile(64, 64, 32, 3, 128)),
     (65, ProductTile(64, 128, 32, 3, 168)),
 )
-"""The tiles of float32 products of many rows on an H200, by the columns of the weight. With 128
-registers of a thread, four programs share a multiprocessor, and three with 168."""
+"""The tiles of float32 products of many rows on an H200, by the columns of the weight. With 128 registers of a thread,
+four programs share a multiprocessor, and three with 168."""

@@ -45,6 +45,11 @@ def traced_here() -> bool:
     )
 
 
+def is_in_dispatch_mode() -> bool:
+    """Whether a ``TorchDispatchMode`` sees each operation of this thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 ENTRY = "entry_of_gnncompile"
 """The name prefix of functions that take the arguments of a call. Frames that Dynamo resumes have other names."""
 

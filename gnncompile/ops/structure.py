@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from gnncompile import _compat
 from gnncompile.layout import csr
 from gnncompile.ops import cpu_layouts, device_layouts
 from gnncompile.ops.region import LIBRARY
@@ -78,8 +79,12 @@ def _inverse_degree(*given: Any, **named: Any) -> Any:
 
 
 def _run(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Runs an op on plain tensors at once. Subclasses, such as ``EdgeIndex``, have no memory of their own to read."""
-    if any(isinstance(one, Tensor) and type(one) is not Tensor for one in (*given, *named.values())):
+    """Runs an op at once, unless a mode is to see it, or a tensor is of a subclass.
+
+    Some subclasses, such as ``EdgeIndex``, have no memory of their own to read.
+    """
+    subclasses = any(isinstance(one, Tensor) and type(one) is not Tensor for one in (*given, *named.values()))
+    if subclasses or _compat.is_in_dispatch_mode():
         return getattr(torch.ops.gnncompile, name)(*given, **named)
     return _BY_DEVICE[name].get(given[0].device.type, _ON_OTHER_DEVICES[name])(*given, **named)
 
@@ -97,7 +102,7 @@ def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
     """Returns the function of a structure program, in which ops of graph structure are calls of Python functions.
 
     Torch's dispatcher takes about 5 microseconds for each op that is written in Python, which counts if a small graph
-    is new in each call.
+    is new in each call. A ``TorchDispatchMode`` still sees all ops.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {}))

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from gnncompile.codegen.gemm.launch import plan_by_rows
+from gnncompile.codegen.gemm.launch import ending, plan_by_rows
 
-NOTHING_FOLLOWS = ("nothing", False, False)
-EPILOGUE = ("nothing", False, None, 32)
+NOTHING_FOLLOWS = ("nothing", False, ending(gated=False))
+GATE = ("nothing", False, ending(gated=True))
+MATRIX = ("matrix", False, ending(gated=False))
+EPILOGUE = ("nothing", False, "a function")
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ EPILOGUE = ("nothing", False, None, 32)
         (128, NOTHING_FOLLOWS, 128, 1),
         (192, NOTHING_FOLLOWS, 64, 3),  # half of the last wide tile would be empty
         (200, NOTHING_FOLLOWS, 128, 2),
-        (128, EPILOGUE, 64, 2),  # an epilogue needs the registers
+        (128, EPILOGUE, 128, 1),
         (16, EPILOGUE, 16, 1),
     ],
 )
@@ -28,3 +30,12 @@ def test_columns_of_a_tile(columns: int, ends: tuple[object, ...], tile: int, pr
     plan = plan_by_rows(torch.float32, False, ((32, columns, columns, 1),), ends)
     assert plan.across == programs
     assert plan.constants[-2] == tile
+
+
+@pytest.mark.parametrize(
+    ("ends", "most"),
+    [(NOTHING_FOLLOWS, 128), (("row", *NOTHING_FOLLOWS[1:]), 128), (GATE, 32), (MATRIX, 32), (EPILOGUE, 32)],
+)
+def test_columns_that_are_finished_at_a_time(ends: tuple[object, ...], most: int) -> None:
+    """Few of them if another matrix is read."""
+    assert plan_by_rows(torch.float32, False, ((32, 128, 128, 1),), ends).constants[-4] == most

@@ -1,7 +1,7 @@
 """The C++ code of layouts on a CPU: ``gnncompile::csr``, ``csr_with_loops`` and ``inverse_degree``.
 
-The first two are counting sorts, which keep the order of the edges of a row. All give the same results
-as :mod:`gnncompile.layout.csr`.
+The first two are counting sorts, which keep the order of the edges of a row. All give the same results as
+:mod:`gnncompile.layout.csr`.
 """
 
 from __future__ import annotations
