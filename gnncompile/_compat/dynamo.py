@@ -31,6 +31,11 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from gnncompile._compat.compiles import compiling
 
 
+def is_in_dispatch_mode() -> bool:
+    """Whether a ``TorchDispatchMode`` sees each operation of this thread."""
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def traced_here() -> bool:
     """Whether this thread is tracing, for Dynamo, an export, ``make_fx`` or ``torch.jit.trace``.
 
@@ -40,14 +45,7 @@ def traced_here() -> bool:
         return True
     if is_fx_symbolic_tracing() or torch._C._is_tracing():
         return True
-    return torch.compiler.is_compiling() and (
-        torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0
-    )
-
-
-def is_in_dispatch_mode() -> bool:
-    """Whether a ``TorchDispatchMode`` sees each operation of this thread."""
-    return torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_compiling() and (is_in_dispatch_mode() or torch._C._len_torch_function_stack() > 0)
 
 
 ENTRY = "entry_of_gnncompile"

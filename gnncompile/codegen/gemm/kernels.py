@@ -157,7 +157,8 @@ def by_rows(
     """
     columns = units * UNIT
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
+    start = (tl.program_id(0) % across) * COLUMNS
+    column = start + tl.arange(0, COLUMNS)
     total = tile_of_products(
         left_ptr,
         right_ptr,
@@ -181,7 +182,6 @@ def by_rows(
         COLUMNS,
         DEPTH,
     )
-    start = (tl.program_id(0) % across) * COLUMNS
     finish(
         total,
         added_ptr,

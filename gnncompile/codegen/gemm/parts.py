@@ -104,13 +104,19 @@ def plus_parts(total, small, a_high, a_middle, a_low, b_high, b_middle, b_low):
 
 
 @triton.jit
+def finite_or_zero(x):
+    """`x`, with zeros in place of infinities and NaN."""
+    return tl.where(tl.abs(x) < float("inf"), x, 0.0)
+
+
+@triton.jit
 def sum_of_terms(total, small):
     """The sum of :func:`plus_parts`.
 
     Small terms of an infinity are no numbers, and those of sums above the largest float32 number may be infinities of
     the other sign. Without them, the largest terms say what the sum is.
     """
-    return total + tl.where(tl.abs(small) < float("inf"), small, 0.0)
+    return total + finite_or_zero(small)
 
 
 @triton.jit
@@ -139,5 +145,4 @@ def product_of_parts(a_high, a_middle, a_low, b_high, b_middle, b_low):
     total = dot(a_middle, b_high, total)
     total = dot(a_high, b_middle, total)
     # As in sum_of_terms, the first terms say what the sum is if these are not finite.
-    total = tl.where(tl.abs(total) < float("inf"), total, 0.0)
-    return dot(a_high, b_high, total)
+    return dot(a_high, b_high, finite_or_zero(total))

@@ -28,7 +28,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gnncompile.codegen.gemm.parts import INTERPRETED, dot
+from gnncompile.codegen.gemm.parts import INTERPRETED, dot, finite_or_zero
 
 SPLIT = tl.constexpr(
     """{
@@ -103,8 +103,8 @@ def largest_of_stripe(matrix_ptr, first, outer, inner, pitch):
     largest = tl.zeros((HIGH, WIDE), tl.float32)
     for start in range(0, inner, WIDE):
         place = i.to(tl.int64) * pitch + start + j
-        x = tl.abs(tl.load(matrix_ptr + place, mask=(i < outer) & (start + j < inner), other=0.0).to(tl.float32))
-        largest = tl.maximum(largest, tl.where(x < float("inf"), x, 0.0))
+        x = tl.load(matrix_ptr + place, mask=(i < outer) & (start + j < inner), other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, finite_or_zero(tl.abs(x)))
     return tl.max(tl.max(largest, 1), 0)
 
 
