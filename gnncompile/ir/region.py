@@ -334,6 +334,14 @@ class Region:
         types = {n.dtype for n in floats if n.space is Space.FEATURE} or {n.dtype for n in floats}
         return types.pop() if len(types) == 1 and types <= {*HALVES} and not self.double else self.compute
 
+    def rounds_like(self, other: Region) -> bool:
+        """Whether another region rounds the values that both compute in the same way.
+
+        Without weights, the type of all tensors decides to which type products round. Comparisons for equality, and a
+        difference of products, decide how all kernels of a region round.
+        """
+        return (self.factor, self.exact, self.contracts) == (other.factor, other.exact, other.contracts)
+
     def per_edge(self, output: Output) -> bool:
         """Whether an output has a row per edge."""
         return self.nodes[output.node].space is Space.EDGE

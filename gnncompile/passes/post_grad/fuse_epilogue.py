@@ -1,10 +1,14 @@
-"""Row-wise arithmetic after a reduction becomes the epilogue of its region. Runs after differentiation, on each graph.
+"""Row-wise arithmetic after a region becomes the epilogue of the region. Runs after differentiation, on each graph.
 
 Before: ``out = region([x], ...)[0]; y = add(out, mul(add(eps, 1), x)); z = relu(y)``
 After:  ``z = region([x, eps, x], ...)[0]``
 Why it pays: a row is written once, in its final form, instead of being written, read and written again, and there is
 one launch less. The pass serves the backward as well (``where(mask, 0, region(...)[0] + other_gradient)``). Before
 differentiation it would be harmful: the gradient could need the bare sum, which would have to be kept too.
+
+Values per edge have such epilogues too. The gradient of a state of edges to which a layer adds something is the sum of
+the next state's gradient and of what the layer's region gives. The region adds both, so that one matrix of edges less
+is alive.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ from torch import fx
 from gnncompile.device import device_of
 from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import Output, Region, parse
+from gnncompile.ir.region import BITS, Output, Region, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, own, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.row_arithmetic import RowArithmetic
+from gnncompile.passes.stored_arithmetic import is_stored
 
 _VIEWS = {
     aten.view.default,
@@ -38,16 +43,20 @@ def run(graph: fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=own.region.default):
         region = parse(node.args[2])
         for k, out in enumerate(region.outputs):
-            if region.per_row(out) and not region.tiled:
-                node = _extend(graph, node, k)
+            # Values of edges that are masked out are zeros, which an epilogue would change.
+            changes_edges = region.per_edge(out) and region.unmasked and out.dtype != BITS
+            if changes_edges or (region.per_row(out) and not region.tiled):
+                node = _extend(node, k)
 
 
-def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
+def _extend(call: fx.Node, k: int) -> fx.Node:
     """Takes the chain of single users of output `k` into the region, and returns the call of the region."""
     taken = [u for u in call.users if u.target is operator.getitem and u.args[1] == k]
     if len(taken) != 1:
         return call
-    rows, at, top = _Rows(call, taken[0], k), taken[0], taken[0]
+    region: Region = parse(str(call.args[2]))
+    kind = _EdgeRows if region.per_edge(region.outputs[k]) else _Rows
+    rows, at, top = kind(call, taken[0], k), taken[0], taken[0]
     while len(at.users) == 1:
         (at,) = at.users
         if _is_left_to_a_product(at):
@@ -58,9 +67,7 @@ def _extend(graph: fx.Graph, call: fx.Node, k: int) -> fx.Node:
             break
         if at.target not in _VIEWS:
             top = at  # a view at the end of the chain stays outside
-    if top is taken[0] or any(u <= top for other in call.users if other is not taken[0] for u in other.users):
-        return call  # the new call is placed at `top`, after its last operand; other results must not be read earlier
-    return _replace(graph, call, taken[0], top, rows)
+    return call if top is taken[0] else _replace(call, taken[0], top, rows)
 
 
 def _is_left_to_a_product(node: fx.Node) -> bool:
@@ -74,10 +81,11 @@ def _is_left_to_a_product(node: fx.Node) -> bool:
     return ends and any(term.target is aten.mm.default and len(term.users) == 1 for term in node.all_input_nodes)
 
 
-def _replace(graph: fx.Graph, call: fx.Node, taken: fx.Node, top: fx.Node, rows: _Rows) -> fx.Node:
-    region, k = rows.finish(value(top)), taken.args[1]
+def _replace(call: fx.Node, taken: fx.Node, top: fx.Node, rows: _Rows) -> fx.Node:
+    """Puts a region in the place of a call, and returns its call. It gives `top` as the result that `taken` picked."""
+    graph, k, region = call.graph, taken.args[1], rows.finish(value(top))
     verify(region)
-    with graph.inserting_before(top):
+    with graph.inserting_before(rows.last.next):
         new = graph.call_function(own.region.default, (rows.tensors, call.args[1], region.spec))
         new.meta = {**call.meta, "val": [value(top) if i == k else v for i, v in enumerate(value(call))]}
         for old in list(call.users):
@@ -94,22 +102,43 @@ class _Rows(RowArithmetic):
     def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
         tensors, _, spec = call.args
         self.region: Region = parse(spec)  # type: ignore[arg-type]
-        self.k = k
+        self.call, self.k = call, k
         self.result = self.region.outputs[k].node
         shape = self.region.nodes[self.result].shape
         super().__init__(Builder.of(self.region), value(taken), shape, tensors)  # type: ignore[arg-type]
         self.double = self.region.double
         self.values[taken] = self.result
+        for node in self.region.inputs:
+            if not node.through_index:
+                self._positions[self.tensors[int(node.value or 0)], node.space, node.shape] = int(node.value or 0)
+
+    @property
+    def last(self) -> fx.Node:
+        """The last of the nodes that the region with its epilogue needs. It is placed after that one."""
+        return max([self.call, *self.tensors])
 
     def lower(self, user: fx.Node) -> None:
         """Takes an operation on the result into the region. Raises NotFusable, without changes, if it cannot."""
+        before = list(self.tensors), dict(self._positions), self.result, self.rank
         if user.target in _VIEWS:
             self._view(user)
         elif self.computable(user) and self.has_rows(user):
             self.result = self.compute(user)
         else:
             raise NotFusable("it is no arithmetic on rows")
+        if not self.allows(user):
+            self.tensors, self._positions, self.result, self.rank = before
+            raise NotFusable("other results would change, or would be read too early")
         self.values[user] = self.result
+
+    def allows(self, user: fx.Node) -> bool:
+        """Whether all else in the graph stays as it is if the region gives the result of an operation.
+
+        Other results of the region must not be read before its last operand is there, nor by the region itself.
+        """
+        last = self.last
+        others = [item for item in self.call.users if item.args[1] != self.k]
+        return not any(item in self.tensors or any(reader <= last for reader in item.users) for item in others)
 
     def finish(self, fake: torch.Tensor) -> Region:
         """Returns the region with the result as output `k`, in the dtype and shape of `fake`."""
@@ -124,3 +153,34 @@ class _Rows(RowArithmetic):
         if not self.same_rows(node) or trailing not in (self.shape, (self.shape[0] * self.shape[1],)):
             raise NotFusable("it reshapes rows")
         self.rank = len(trailing)
+
+
+class _EdgeRows(_Rows):
+    """Writes what follows output `k` of a region, which has a row per edge.
+
+    A sum may have another matrix of edges as its operand, which its readers need not read then. All else may read only
+    matrices that the region reads anyway, or that nobody else reads: the readers of a mask often read it again.
+    """
+
+    def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
+        super().__init__(call, taken, k)
+        self.by = Space.EDGE
+        self._widest = value(taken).dtype.itemsize
+        self._is_sum = False
+
+    def lower(self, user: fx.Node) -> None:
+        """See :meth:`_Rows.lower`."""
+        self._is_sum = user.target in (aten.add.Tensor, aten.sub.Tensor)
+        super().lower(user)
+
+    def allows(self, user: fx.Node) -> bool:
+        """See :meth:`_Rows.allows`. The region must round the other results as before, and store no wider type."""
+        is_wider = value(user).dtype.itemsize > self._widest
+        return not is_wider and super().allows(user) and self.region.rounds_like(self.finish(value(user)))
+
+    def input(self, node: fx.Node) -> int:
+        """Returns the region node that reads a tensor. Raises NotFusable if the region must not read it."""
+        is_free = node in self.tensors or not self.has_rows(node)
+        if not (is_free or (is_stored(node) and (self._is_sum or len(node.users) == 1))):
+            raise NotFusable("an operand would be stored, or read, once more")
+        return super().input(node)

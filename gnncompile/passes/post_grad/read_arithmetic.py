@@ -57,17 +57,8 @@ def _compute(reader: fx.Node, rows: fx.Node) -> None:
         if edges.fills_rows(at):
             make = partial(_copied, edges.builder.nodes, at)
             read, made = with_input_replaced(reader, rows, edges.tensors, make)
-            if _rounds_alike(region, made):
+            if region.rounds_like(made):
                 set_region(reader, read, made)
-
-
-def _rounds_alike(before: Region, after: Region) -> bool:
-    """Whether a region with more arithmetic rounds what it computed before in the same way.
-
-    Without weights, the type of all tensors decides to which type its products round. Comparisons for equality, and a
-    difference of products, decide how all of its kernels round.
-    """
-    return before.factor == after.factor and before.exact == after.exact and before.contracts == after.contracts
 
 
 class EdgeArithmetic(StoredArithmetic):

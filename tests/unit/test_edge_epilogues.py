@@ -1,0 +1,212 @@
+"""Arithmetic on the values per edge that a region gives is part of the region, with eager's numbers and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
+
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import gnncompile
+from gnncompile.ir.builder import Builder
+from gnncompile.ir.region import Output, Region, Space, parse
+from gnncompile.passes.post_grad import fuse_epilogue
+from tests.graphs import EDGE_LISTS
+from tests.harness import launched, same_gradients
+
+which = triton_regions.which
+
+CHANNELS = 40
+EDGES = EDGE_LISTS["unsorted, duplicates, hub"]
+
+
+def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
+    """Sums rows by index."""
+    return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
+
+
+class Residual(nn.Module):
+    """States of edges that grow by what a layer, centred over all edges, makes of them.
+
+    The gradient of a state is that of the next one, and what the layer's region gives.
+    """
+
+    def __init__(self, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(layers))
+
+    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+        source, destination = edge_index
+        for layer in self.layers:
+            raw = layer(e) + x[source]
+            x = x + total(raw.sigmoid(), destination, x.size(0))
+            e = e + (raw - raw.sum(0) / (raw.size(0) + 1)).relu()
+        return torch.cat([x, total(e, destination, x.size(0))], dim=1)
+
+
+def ends_of_edges(spec: str) -> list[str]:
+    """The operations that a region's results per edge end with."""
+    region = parse(spec)
+    return [region.nodes[out.node].op for out in region.outputs if region.per_edge(out)]
+
+
+@triton_regions.INTERPRETED
+@pytest.mark.parametrize("edges", EDGE_LISTS)
+def test_gradients_of_states(edges: str, which: str) -> None:
+    device = triton_regions.home(which)
+    torch.manual_seed(0)
+    model, edge_index = Residual().to(device, torch.float64), EDGE_LISTS[edges].to(device)
+    given = [torch.randn(5, CHANNELS), torch.randn(edge_index.size(1), CHANNELS)]
+    other = copy.deepcopy(model)
+    x, e = (t.to(device, torch.float64) for t in given)
+    with launched() as specs:
+        same_gradients(model, (other, gnncompile.compile(other, fullgraph=True)), x, edge_index, e)
+    fused = [parse(spec) for spec in specs if ends_of_edges(spec) == ["add", "add"]]
+    assert len(fused) == 3 and all(region.tiled for region in fused)
+
+
+def _given(value: Callable[[Builder, int, int], int], tensors: dict[str, Tensor], masked: bool = False) -> list[Tensor]:
+    """A sum by destination, `[5, 4]`, and a value per edge, `[9, 4]`, of a region that reads rows and `e`."""
+    b = Builder(Space.DESTINATION, unmasked=not masked)
+    dtype = str(tensors["e"].dtype).removeprefix("torch.")
+    rows, e = b.input(0, Space.SOURCE, (1, 4), dtype), b.input(1, Space.EDGE, (1, 4), dtype)
+    at = value(b, rows, e)
+    region = b.finish([Output(b.reduce("sum", at), dtype, (4,)), Output(at, dtype, (4,))])
+    order = EDGES[1].argsort(stable=True)
+    rowptr = torch.searchsorted(EDGES[1][order], torch.arange(6))
+    layout = [part.int() for part in (rowptr, EDGES[0][order], order)]
+    made: list[Tensor] = torch.ops.gnncompile.region.default([tensors["x"], tensors["e"]], layout, region.spec)
+    return made
+
+
+def _product(b: Builder, rows: int, e: int) -> int:
+    return b.op("mul", rows, e)
+
+
+def _sum(b: Builder, rows: int, e: int) -> int:
+    return b.op("add", rows, e)
+
+
+Follows = Callable[[Tensor, dict[str, Tensor]], Tensor]
+
+FOLLOWS: dict[str, tuple[Follows, int | None]] = {
+    "a sum": (lambda v, t: v + t["a"], 1),
+    "a difference": (lambda v, t: t["a"] - v, 1),
+    "a sum with what is read anyway": (lambda v, t: v + t["e"], 0),
+    "a sum with what others read": (lambda v, t: v + t["shared"], 1),
+    "a sum with a product": (lambda v, t: v + t["a"] * t["b"], 2),
+    "a number": (lambda v, t: v * 3.0, 0),
+    "a row for all edges": (lambda v, t: v * t["row"], 1),
+    "a column": (lambda v, t: v + t["column"], 1),
+    "a mask": (lambda v, t: torch.where(t["a"] <= 0, 0.0, v), 1),
+    "a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v), None),
+    "a sum, then a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v + t["a"]), 1),
+    "a sum with what would be stored for it": (lambda v, t: v + t["made"], None),
+    "a comparison": (lambda v, t: torch.where(v == t["a"], 0.0, v), None),
+    "a wider type": (lambda v, t: v.double(), None),
+    "a wider result": (lambda v, t: v.unsqueeze(1) + t["wide"], None),
+}
+"""What follows a value per edge, and how many tensors the region reads more; None if it is not part of the region."""
+
+
+def _traced(function: Callable[[dict[str, Tensor]], list[Tensor]], tensors: dict[str, Tensor]) -> fx.GraphModule:
+    """The graph of a function after the pass. Its numbers are those of the function."""
+    traced = make_fx(function, tracing_mode="real")(tensors)
+    for node in traced.graph.nodes:
+        if "tensor_meta" in node.meta and "val" not in node.meta:
+            node.meta["val"] = node.meta["tensor_meta"]
+    fuse_epilogue.run(traced.graph)
+    traced.graph.lint()
+    traced.recompile()
+    for found, expected in zip(traced(tensors), function(tensors), strict=True):
+        limit = 1e-5 if tensors["e"].dtype == torch.float32 else 0.05  # a sum is rounded once where eager rounds twice
+        torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
+    return traced
+
+
+def _region(traced: fx.GraphModule) -> tuple[Region, int]:
+    """The region of a graph, and the number of its tensors."""
+    (node,) = traced.graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default)
+    return parse(node.args[2]), len(node.args[0])
+
+
+def _tensors(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    sizes = {"x": (5, 4), "e": (9, 4), "a": (9, 4), "b": (9, 4), "shared": (9, 4), "row": (1, 4), "column": (9, 1)}
+    return {key: torch.randn(size).to(dtype) for key, size in (sizes | {"wide": (9, 2, 4)}).items()}
+
+
+@pytest.mark.parametrize("name", FOLLOWS)
+def test_what_follows(name: str) -> None:
+    follows, read = FOLLOWS[name]
+
+    def program(t: dict[str, Tensor]) -> list[Tensor]:
+        more = {**t, "made": t["shared"].exp()}
+        summed, value = _given(_product, t)
+        return [summed, follows(value, more), more["made"].sum(1), t["shared"].sin()]
+
+    region, tensors = _region(_traced(program, _tensors()))
+    assert tensors == 2 + (read or 0)
+    assert (region.nodes[region.outputs[1].node].op == "mul" and name != "a number") == (
+        read is None or name == "a row for all edges"
+    )
+
+
+def test_edges_that_are_masked_out_keep_zeros() -> None:
+    """A walk does not write their rows, so no epilogue of them may be anything but zero."""
+    for masked in (False, True):
+        region, tensors = _region(_traced(lambda t: _program(t, masked), _tensors()))  # noqa: B023
+        assert tensors == 2 + (not masked) and region.unmasked is not masked
+
+
+def _program(t: dict[str, Tensor], masked: bool) -> list[Tensor]:
+    summed, value = _given(_product, t, masked)
+    return [summed, value + t["a"]]
+
+
+def test_how_a_region_rounds_is_kept() -> None:
+    """A difference of two products is computed without fused multiply-add, in all of a region."""
+
+    def difference(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_product, t)
+        return [summed, value - t["a"] * t["b"]]
+
+    def shifted(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_sum, t)
+        return [summed, value - t["a"] * t["b"]]
+
+    assert [_region(_traced(program, _tensors()))[1] for program in (difference, shifted)] == [2, 4]
+
+
+def test_sixteen_bits_stay_sixteen_bits() -> None:
+    def program(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_sum, t)
+        return [summed, (value + t["a"]).float() * 2]
+
+    region, tensors = _region(_traced(program, _tensors(torch.bfloat16)))
+    assert tensors == 3 and [out.dtype for out in region.outputs] == ["bfloat16", "bfloat16"]
+
+
+def test_other_results_may_be_read_before_but_not_by_the_operand() -> None:
+    """The region is placed behind its last operand, so that operand must not be made of the region's own results."""
+
+    def before(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_sum, t)
+        return [summed.exp(), value + t["a"]]
+
+    def behind(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_sum, t)
+        return [summed, value + summed.sum(0, keepdim=True)]
+
+    def twice(t: dict[str, Tensor]) -> list[Tensor]:
+        summed, value = _given(_sum, t)
+        early = summed @ t["x"].t()
+        return [early, value + t["a"] @ t["x"][:4]]
+
+    assert [_region(_traced(program, _tensors()))[1] for program in (before, behind, twice)] == [3, 2, 2]
