@@ -7,8 +7,8 @@ one launch less. The pass serves the backward as well (``where(mask, 0, region(.
 differentiation it would be harmful: the gradient could need the bare sum, which would have to be kept too.
 
 Values per edge have such epilogues too. The gradient of a state of edges to which a layer adds something is the sum of
-the next state's gradient and of what the layer's region gives. The region adds both, so that one matrix of edges less
-is alive.
+the next state's gradient and of what the layer's region gives. The region adds both, and all readers of the sum read
+one matrix instead of two.
 """
 
 from __future__ import annotations
