@@ -335,7 +335,7 @@ class Region:
         return types.pop() if len(types) == 1 and types <= {*HALVES} and not self.double else self.compute
 
     def rounds_like(self, other: Region) -> bool:
-        """Whether another region rounds the values that both compute in the same way.
+        """Whether both regions round alike the values that they share.
 
         Without weights, the type of all tensors decides to which type products round. Comparisons for equality, and a
         difference of products, decide how all kernels of a region round.

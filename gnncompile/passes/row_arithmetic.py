@@ -15,6 +15,9 @@ from gnncompile.ir.region import Shape, Space
 from gnncompile.passes.analysis import aten, is_one, is_packed, is_tensor, same_size, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable, Slots
 
+_DEEPEST = 24
+"""Most operations that are computed one from the other."""
+
 
 class RowArithmetic:
     """Writes row-wise arithmetic as nodes of a region, for the rules of :data:`gnncompile.passes.pointwise.POINTWISE`.
@@ -37,6 +40,7 @@ class RowArithmetic:
         self.values: dict[fx.Node, int] = {}
         self.num_rows, self.rank, self.device = rows.shape[0], rows.dim() - 1, rows.device
         self._positions: dict[tuple[fx.Node, Space, Shape], int] = {}
+        self._depth = 0
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
         """Returns the region node of an operand of a pointwise operation, broadcast as torch does."""
@@ -60,13 +64,18 @@ class RowArithmetic:
 
     def compute(self, node: fx.Node) -> int:
         """Returns the region node of an operation. Raises NotFusable, without changes, if the region can't hold it."""
+        if self._depth == _DEEPEST:
+            raise NotFusable("it is too long")
         before = len(self.tensors), dict(self._positions)
+        self._depth += 1
         try:
             return POINTWISE[node.target](self, node, (), False)
         except NotFusable:
             del self.tensors[before[0] :]
             self._positions = before[1]
             raise
+        finally:
+            self._depth -= 1
 
     def fills_rows(self, at: int) -> bool:
         """Whether a region node has the width of the region's rows, and may differ from row to row."""

@@ -15,8 +15,6 @@ from gnncompile.passes.row_arithmetic import RowArithmetic
 
 _MOST_NODES = 64
 """Most nodes of a region."""
-_DEEPEST = 24
-"""Most operations that are computed one from the other."""
 _MOST_STEPS = 256
 """Most operations that are tried, those that turn out not to fit included."""
 _VIEWS = {aten.permute.default, aten.t.default, aten.detach.default}
@@ -35,21 +33,19 @@ class StoredArithmetic(RowArithmetic):
     def __init__(self, builder: Builder, rows: torch.Tensor, shape: Shape, most: int) -> None:
         super().__init__(builder, rows, shape)
         self.most = most
-        self._depth, self._steps = 0, 0
+        self._steps = 0
 
     def compute(self, node: fx.Node) -> int:
         """Returns the region node of an operation. Raises NotFusable, without changes, if the region can't hold it."""
         before = dict(self.values)
-        if self._depth == _DEEPEST or self._steps == _MOST_STEPS:
+        if self._steps == _MOST_STEPS:
             raise NotFusable("it is too long")
-        self._depth, self._steps = self._depth + 1, self._steps + 1
+        self._steps += 1
         try:
             return super().compute(node)
         except NotFusable:
             self.values = before
             raise
-        finally:
-            self._depth -= 1
 
     def operand(self, arg: Any, of: fx.Node, slots: Slots, strict: bool) -> int:
         """Returns the region node of an operand.

@@ -78,11 +78,15 @@ def _given(value: Callable[[Builder, int, int], int], tensors: dict[str, Tensor]
     rows, e = b.input(0, Space.SOURCE, (1, 4), dtype), b.input(1, Space.EDGE, (1, 4), dtype)
     at = value(b, rows, e)
     region = b.finish([Output(b.reduce("sum", at), dtype, (4,)), Output(at, dtype, (4,))])
+    made: list[Tensor] = torch.ops.gnncompile.region.default([tensors["x"], tensors["e"]], _layout(), region.spec)
+    return made
+
+
+def _layout() -> list[Tensor]:
+    """The layout of the edges by destination: the first edge of each row, the source of each edge, and its index."""
     order = EDGES[1].argsort(stable=True)
     rowptr = torch.searchsorted(EDGES[1][order], torch.arange(6))
-    layout = [part.int() for part in (rowptr, EDGES[0][order], order)]
-    made: list[Tensor] = torch.ops.gnncompile.region.default([tensors["x"], tensors["e"]], layout, region.spec)
-    return made
+    return [part.int() for part in (rowptr, EDGES[0][order], order)]
 
 
 def _product(b: Builder, rows: int, e: int) -> int:
@@ -95,24 +99,37 @@ def _sum(b: Builder, rows: int, e: int) -> int:
 
 Follows = Callable[[Tensor, dict[str, Tensor]], Tensor]
 
-FOLLOWS: dict[str, tuple[Follows, int | None]] = {
-    "a sum": (lambda v, t: v + t["a"], 1),
-    "a difference": (lambda v, t: t["a"] - v, 1),
-    "a sum with what is read anyway": (lambda v, t: v + t["e"], 0),
-    "a sum with what others read": (lambda v, t: v + t["shared"], 1),
-    "a sum with a product": (lambda v, t: v + t["a"] * t["b"], 2),
-    "a number": (lambda v, t: v * 3.0, 0),
-    "a row for all edges": (lambda v, t: v * t["row"], 1),
-    "a column": (lambda v, t: v + t["column"], 1),
-    "a mask": (lambda v, t: torch.where(t["a"] <= 0, 0.0, v), 1),
-    "a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v), None),
-    "a sum, then a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v + t["a"]), 1),
-    "a sum with what would be stored for it": (lambda v, t: v + t["made"], None),
-    "a comparison": (lambda v, t: torch.where(v == t["a"], 0.0, v), None),
-    "a wider type": (lambda v, t: v.double(), None),
-    "a wider result": (lambda v, t: v.unsqueeze(1) + t["wide"], None),
+FOLLOWS: dict[str, tuple[Follows, int, str]] = {
+    "a sum": (lambda v, t: v + t["a"], 1, "add"),
+    "a difference": (lambda v, t: t["a"] - v, 1, "sub"),
+    "a sum with a factor": (lambda v, t: torch.add(t["a"], v, alpha=-2), 1, "add"),
+    "a sum with what is read anyway": (lambda v, t: v + t["e"], 0, "add"),
+    "a sum with what others read": (lambda v, t: v + t["shared"], 1, "add"),
+    "a sum with a product": (lambda v, t: v + t["a"] * t["b"], 2, "add"),
+    "sums of four matrices": (lambda v, t: v + t["a"] + t["b"] + t["shared"] + t["c"], 3, "add"),
+    "a sum with what takes long": (lambda v, t: v + _sines(t["a"], 400), 0, "mul"),
+    "a long chain": (lambda v, t: _sines(v, 400), 0, "sin"),
+    "a number": (lambda v, t: v.relu(), 0, "where"),
+    "a row for all edges": (lambda v, t: (v * t["row"]).exp(), 1, "exp"),
+    "a column": (lambda v, t: v + t["column"], 1, "add"),
+    "a mask": (lambda v, t: torch.where(t["a"] <= 0, 0.0, v), 1, "where"),
+    "a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v), 0, "mul"),
+    "a sum, then a mask that others read": (lambda v, t: torch.where(t["shared"] <= 0, 0.0, v + t["a"]), 1, "add"),
+    "a sum with what would be stored for it": (lambda v, t: v + t["made"], 0, "mul"),
+    "a comparison": (lambda v, t: torch.where(v == t["a"], 0.0, v), 0, "mul"),
+    "a wider type": (lambda v, t: v.double(), 0, "mul"),
+    "a wider result": (lambda v, t: v.unsqueeze(1) + t["wide"], 0, "mul"),
 }
-"""What follows a value per edge, and how many tensors the region reads more; None if it is not part of the region."""
+"""What follows a value per edge, how many tensors the region reads more, and the operation that the value ends with.
+
+That is the product that the region computed before if nothing is part of the region.
+"""
+
+
+def _sines(x: Tensor, times: int) -> Tensor:
+    for _ in range(times):
+        x = x.sin()
+    return x
 
 
 def _traced(function: Callable[[dict[str, Tensor]], list[Tensor]], tensors: dict[str, Tensor]) -> fx.GraphModule:
@@ -138,13 +155,14 @@ def _region(traced: fx.GraphModule) -> tuple[Region, int]:
 
 def _tensors(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    sizes = {"x": (5, 4), "e": (9, 4), "a": (9, 4), "b": (9, 4), "shared": (9, 4), "row": (1, 4), "column": (9, 1)}
-    return {key: torch.randn(size).to(dtype) for key, size in (sizes | {"wide": (9, 2, 4)}).items()}
+    sizes = {"x": (5, 4), "row": (1, 4), "column": (9, 1), "wide": (9, 2, 4), "square": (4, 4)}
+    sizes |= dict.fromkeys(("e", "a", "b", "c", "shared"), (9, 4))
+    return {key: torch.randn(size).to(dtype) for key, size in sizes.items()}
 
 
 @pytest.mark.parametrize("name", FOLLOWS)
 def test_what_follows(name: str) -> None:
-    follows, read = FOLLOWS[name]
+    follows, read, last = FOLLOWS[name]
 
     def program(t: dict[str, Tensor]) -> list[Tensor]:
         more = {**t, "made": t["shared"].exp()}
@@ -152,10 +170,24 @@ def test_what_follows(name: str) -> None:
         return [summed, follows(value, more), more["made"].sum(1), t["shared"].sin()]
 
     region, tensors = _region(_traced(program, _tensors()))
-    assert tensors == 2 + (read or 0)
-    assert (region.nodes[region.outputs[1].node].op == "mul" and name != "a number") == (
-        read is None or name == "a row for all edges"
-    )
+    assert tensors == 2 + read and region.nodes[region.outputs[1].node].op == last
+
+
+@pytest.mark.parametrize("also_summed", [False, True])
+def test_walks_in_tiles_store_no_value_twice(also_summed: bool) -> None:
+    """A sum by row reads the value where it is stored. With an epilogue, it would be stored beside the result."""
+
+    def program(t: dict[str, Tensor]) -> list[Tensor]:
+        b = Builder(Space.DESTINATION, unmasked=True, tiled=True)
+        e, weight = b.input(1, Space.EDGE, (1, 4), "float32"), b.input(2, Space.FEATURE, (1, 4), "float32")
+        value = b.linear(e, weight)
+        summed = b.reduce("sum", value if also_summed else b.input(0, Space.SOURCE, (1, 4), "float32"))
+        region = b.finish([Output(summed, "float32", (4,)), Output(value, "float32", (4,))])
+        made = torch.ops.gnncompile.region.default([t["x"], t["e"], t["square"]], _layout(), region.spec)
+        return [made[0], made[1] + t["a"]]
+
+    region, _ = _region(_traced(program, _tensors()))
+    assert (region.nodes[region.outputs[1].node].op == "add") is not also_summed
 
 
 def test_edges_that_are_masked_out_keep_zeros() -> None:

@@ -6,8 +6,8 @@ Why it pays: a row is written once, in its final form, instead of being written,
 one launch less. The pass serves the backward as well (``where(mask, 0, region(...)[0] + other_gradient)``). Before
 differentiation it would be harmful: the gradient could need the bare sum, which would have to be kept too.
 
-Values per edge have such epilogues too. The gradient of a state of edges to which a layer adds something is the sum of
-the next state's gradient and of what the layer's region gives. The region adds both, and all readers of the sum read
+Values per edge have such epilogues too. If a layer adds something to a state of edges, the gradient of the state is the
+gradient of the next state plus a result of the layer's region. The region adds both, and the readers of the sum read
 one matrix instead of two.
 """
 
@@ -21,7 +21,7 @@ from torch import fx
 from gnncompile.device import device_of
 from gnncompile.ir.bits import storage_type
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.region import BITS, Output, Region, Space, parse
+from gnncompile.ir.region import BITS, Output, Region, Space, behind, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, own, value
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
@@ -38,15 +38,32 @@ _VIEWS = {
 }
 
 
+_LONGEST = 64
+"""The most operations of an epilogue."""
+_MOST_READ = 3
+"""The most matrices with a row per edge that an epilogue reads, besides those that the region reads anyway."""
+
+
 def run(graph: fx.Graph) -> None:
     """Rewrites the graph in place."""
     for node in graph.find_nodes(op="call_function", target=own.region.default):
         region = parse(node.args[2])
         for k, out in enumerate(region.outputs):
-            # Values of edges that are masked out are zeros, which an epilogue would change.
-            changes_edges = region.per_edge(out) and region.unmasked and out.dtype != BITS
-            if changes_edges or (region.per_row(out) and not region.tiled):
+            if _takes_epilogue(region, out):
                 node = _extend(node, k)
+
+
+def _takes_epilogue(region: Region, out: Output) -> bool:
+    """Whether a result of a region may have an epilogue.
+
+    A walk leaves the values of edges that are masked out zero. A walk in tiles would store a value per edge once more
+    if its other results need the value without the epilogue.
+    """
+    if not region.per_edge(out):
+        return region.per_row(out) and not region.tiled
+    others = [other.node for other in region.outputs if other is not out]
+    is_needed = region.tiled and out.node in behind(region.nodes, others)
+    return region.unmasked and out.dtype != BITS and not is_needed
 
 
 def _extend(call: fx.Node, k: int) -> fx.Node:
@@ -57,7 +74,9 @@ def _extend(call: fx.Node, k: int) -> fx.Node:
     region: Region = parse(str(call.args[2]))
     kind = _EdgeRows if region.per_edge(region.outputs[k]) else _Rows
     rows, at, top = kind(call, taken[0], k), taken[0], taken[0]
-    while len(at.users) == 1:
+    for _ in range(_LONGEST):
+        if len(at.users) != 1:
+            break
         (at,) = at.users
         if _is_left_to_a_product(at):
             break
@@ -109,12 +128,12 @@ class _Rows(RowArithmetic):
         self.double = self.region.double
         self.values[taken] = self.result
         for node in self.region.inputs:
-            if not node.through_index:
+            if not node.through_index:  # what the region reads already is not added again
                 self._positions[self.tensors[int(node.value or 0)], node.space, node.shape] = int(node.value or 0)
 
     @property
     def last(self) -> fx.Node:
-        """The last of the nodes that the region with its epilogue needs. It is placed after that one."""
+        """The last of the nodes that the region and its epilogue read. The new call follows it."""
         return max([self.call, *self.tensors])
 
     def lower(self, user: fx.Node) -> None:
@@ -128,13 +147,13 @@ class _Rows(RowArithmetic):
             raise NotFusable("it is no arithmetic on rows")
         if not self.allows(user):
             self.tensors, self._positions, self.result, self.rank = before
-            raise NotFusable("other results would change, or would be read too early")
+            raise NotFusable("another result would change or come too late, or this one would become wider")
         self.values[user] = self.result
 
     def allows(self, user: fx.Node) -> bool:
-        """Whether all else in the graph stays as it is if the region gives the result of an operation.
+        """Whether the region may give the result of an operation.
 
-        Other results of the region must not be read before its last operand is there, nor by the region itself.
+        The new call follows its last operand. So no other result may be read before that, and none may be an operand.
         """
         last = self.last
         others = [item for item in self.call.users if item.args[1] != self.k]
@@ -158,15 +177,17 @@ class _Rows(RowArithmetic):
 class _EdgeRows(_Rows):
     """Writes what follows output `k` of a region, which has a row per edge.
 
-    A sum may have another matrix of edges as its operand, which its readers need not read then. All else may read only
-    matrices that the region reads anyway, or that nobody else reads: the readers of a mask often read it again.
+    A sum, and what is computed for it, may read other stored matrices with a row per edge: the readers of the sum then
+    read one matrix instead of two. All else may read only matrices that the region reads anyway, or that nobody else
+    reads: the readers of a mask often read it again.
     """
 
     def __init__(self, call: fx.Node, taken: fx.Node, k: int) -> None:
         super().__init__(call, taken, k)
         self.by = Space.EDGE
-        self._widest = value(taken).dtype.itemsize
+        self._itemsize = value(taken).dtype.itemsize
         self._is_sum = False
+        self._given = len(self.tensors)
 
     def lower(self, user: fx.Node) -> None:
         """See :meth:`_Rows.lower`."""
@@ -175,12 +196,14 @@ class _EdgeRows(_Rows):
 
     def allows(self, user: fx.Node) -> bool:
         """See :meth:`_Rows.allows`. The region must round the other results as before, and store no wider type."""
-        is_wider = value(user).dtype.itemsize > self._widest
+        is_wider = value(user).dtype.itemsize > self._itemsize
         return not is_wider and super().allows(user) and self.region.rounds_like(self.finish(value(user)))
 
     def input(self, node: fx.Node) -> int:
         """Returns the region node that reads a tensor. Raises NotFusable if the region must not read it."""
-        is_free = node in self.tensors or not self.has_rows(node)
-        if not (is_free or (is_stored(node) and (self._is_sum or len(node.users) == 1))):
-            raise NotFusable("an operand would be stored, or read, once more")
+        if self.has_rows(node) and node not in self.tensors:
+            if not is_stored(node) or not (self._is_sum or len(node.users) == 1):
+                raise NotFusable("an operand would be stored, or read, once more")
+            if sum(map(self.has_rows, self.tensors[self._given :])) == _MOST_READ:
+                raise NotFusable("it reads too many matrices")
         return super().input(node)
