@@ -32,10 +32,12 @@ def test_columns_of_a_tile(columns: int, ends: tuple[object, ...], tile: int, pr
     assert plan.constants[-2] == tile
 
 
+@pytest.mark.parametrize(("dtype", "few"), [(torch.float32, 64), (torch.bfloat16, 32)])
 @pytest.mark.parametrize(
-    ("ends", "most"),
-    [(NOTHING_FOLLOWS, 128), (("row", *NOTHING_FOLLOWS[1:]), 128), (GATE, 32), (MATRIX, 32), (EPILOGUE, 32)],
+    ("ends", "reads"),
+    [(NOTHING_FOLLOWS, False), (("row", *NOTHING_FOLLOWS[1:]), False), (GATE, True), (MATRIX, True), (EPILOGUE, True)],
 )
-def test_columns_that_are_finished_at_a_time(ends: tuple[object, ...], most: int) -> None:
+def test_columns_that_are_finished_at_a_time(ends: tuple[object, ...], reads: bool, dtype: torch.dtype, few: int):
     """Few of them if another matrix is read."""
-    assert plan_by_rows(torch.float32, False, ((32, 128, 128, 1),), ends).constants[-4] == most
+    constants = plan_by_rows(dtype, False, ((32, 128, 128, 1),), ends).constants
+    assert constants[-4] == (few if reads else constants[-2])
