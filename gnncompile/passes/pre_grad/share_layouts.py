@@ -36,6 +36,7 @@ def _ignores_other_end(layout: fx.Node) -> bool:
 
 
 def _reads_own_rows(reader: fx.Node) -> bool:
+    """Whether a node is a region that reads no rows at the other end of edges."""
     if reader.target is not own.region.default:
         return False
     given: Any = reader.args
