@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from gnncompile import _compat, tuning
 from gnncompile.codegen.cpp import matrix
@@ -110,6 +111,18 @@ def look_at_graphs(monkeypatch: pytest.MonkeyPatch, look: Callable[[fx.Graph], I
 
     monkeypatch.setattr(manager, "run_pre_grad", spy)
     return found
+
+
+def after_pass(function: Callable[..., Any], given: Any, run: Callable[[fx.Graph], None]) -> fx.GraphModule:
+    """Returns the graph of a function of these tensors after a pass that runs after differentiation."""
+    traced = make_fx(function, tracing_mode="real")(given)
+    for node in traced.graph.nodes:
+        if "tensor_meta" in node.meta and "val" not in node.meta:
+            node.meta["val"] = node.meta["tensor_meta"]
+    run(traced.graph)
+    traced.graph.lint()
+    traced.recompile()
+    return traced
 
 
 def _compile_lightly(gm: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -14,6 +14,10 @@ from gnncompile.ir.region import LAYERS, Node, Region, Space, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import own, value
 
+MOST_READ = 3
+"""The most tensors with a row per edge that a region reads for arithmetic that was outside of it, besides those that it
+reads anyway. A walk may read each several times."""
+
 
 def reads_per_edge(reader: fx.Node, rows: fx.Node) -> bool:
     """Whether a node is a region that reads rows as values per edge, which it could also compute."""

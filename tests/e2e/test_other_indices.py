@@ -13,16 +13,12 @@ from torch import Tensor, nn
 
 import gnncompile
 from gnncompile.ir.region import parse
+from tests.edge_states import total
 from tests.harness import launched, same_gradients
 
 which = triton_regions.which
 CHANNELS, TYPES, GRAPHS = 16, 5, 2
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Sums rows by index."""
-    return rows.new_zeros(num_rows, *rows.shape[1:]).index_add(0, index, rows)
 
 
 class Reverse(nn.Module):

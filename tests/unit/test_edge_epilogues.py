@@ -10,44 +10,20 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor, fx
 
 import gnncompile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.passes.post_grad import fuse_epilogue
-from tests.graphs import EDGE_LISTS
-from tests.harness import launched, same_gradients
+from tests.edge_states import CHANNELS, Centred
+from tests.graphs import EDGE_LISTS, layout
+from tests.harness import after_pass, launched, same_gradients
 
 which = triton_regions.which
 
-CHANNELS = 40
 EDGES = EDGE_LISTS["unsorted, duplicates, hub"]
-
-
-def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Sums rows by index."""
-    return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
-
-
-class Residual(nn.Module):
-    """States of edges that grow by what a layer, centred over all edges, makes of them.
-
-    The gradient of a state is that of the next one, and what the layer's region gives.
-    """
-
-    def __init__(self, layers: int = 3) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(layers))
-
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        source, destination = edge_index
-        for layer in self.layers:
-            raw = layer(e) + x[source]
-            x = x + total(raw.sigmoid(), destination, x.size(0))
-            e = e + (raw - raw.sum(0) / (raw.size(0) + 1)).relu()
-        return torch.cat([x, total(e, destination, x.size(0))], dim=1)
+WALK = [*layout(EDGES[1], EDGES[0], 5)]
 
 
 def ends_of_edges(spec: str) -> list[str]:
@@ -61,7 +37,7 @@ def ends_of_edges(spec: str) -> list[str]:
 def test_gradients_of_states(edges: str, which: str) -> None:
     device = triton_regions.home(which)
     torch.manual_seed(0)
-    model, edge_index = Residual().to(device, torch.float64), EDGE_LISTS[edges].to(device)
+    model, edge_index = Centred(3).to(device, torch.float64), EDGE_LISTS[edges].to(device)
     given = [torch.randn(5, CHANNELS), torch.randn(edge_index.size(1), CHANNELS)]
     other = copy.deepcopy(model)
     x, e = (t.to(device, torch.float64) for t in given)
@@ -78,15 +54,8 @@ def _given(value: Callable[[Builder, int, int], int], tensors: dict[str, Tensor]
     rows, e = b.input(0, Space.SOURCE, (1, 4), dtype), b.input(1, Space.EDGE, (1, 4), dtype)
     at = value(b, rows, e)
     region = b.finish([Output(b.reduce("sum", at), dtype, (4,)), Output(at, dtype, (4,))])
-    made: list[Tensor] = torch.ops.gnncompile.region.default([tensors["x"], tensors["e"]], _layout(), region.spec)
+    made: list[Tensor] = torch.ops.gnncompile.region.default([tensors["x"], tensors["e"]], WALK, region.spec)
     return made
-
-
-def _layout() -> list[Tensor]:
-    """The layout of the edges by destination: the first edge of each row, the source of each edge, and its index."""
-    order = EDGES[1].argsort(stable=True)
-    rowptr = torch.searchsorted(EDGES[1][order], torch.arange(6))
-    return [part.int() for part in (rowptr, EDGES[0][order], order)]
 
 
 def _product(b: Builder, rows: int, e: int) -> int:
@@ -134,13 +103,7 @@ def _sines(x: Tensor, times: int) -> Tensor:
 
 def _traced(function: Callable[[dict[str, Tensor]], list[Tensor]], tensors: dict[str, Tensor]) -> fx.GraphModule:
     """The graph of a function after the pass. Its numbers are those of the function."""
-    traced = make_fx(function, tracing_mode="real")(tensors)
-    for node in traced.graph.nodes:
-        if "tensor_meta" in node.meta and "val" not in node.meta:
-            node.meta["val"] = node.meta["tensor_meta"]
-    fuse_epilogue.run(traced.graph)
-    traced.graph.lint()
-    traced.recompile()
+    traced = after_pass(function, tensors, fuse_epilogue.run)
     for found, expected in zip(traced(tensors), function(tensors), strict=True):
         limit = 1e-5 if tensors["e"].dtype == torch.float32 else 0.05  # a sum is rounded once where eager rounds twice
         torch.testing.assert_close(found, expected, rtol=limit, atol=limit)
@@ -183,7 +146,7 @@ def test_walks_in_tiles_store_no_value_twice(also_summed: bool) -> None:
         value = b.linear(e, weight)
         summed = b.reduce("sum", value if also_summed else b.input(0, Space.SOURCE, (1, 4), "float32"))
         region = b.finish([Output(summed, "float32", (4,)), Output(value, "float32", (4,))])
-        made = torch.ops.gnncompile.region.default([t["x"], t["e"], t["square"]], _layout(), region.spec)
+        made = torch.ops.gnncompile.region.default([t["x"], t["e"], t["square"]], WALK, region.spec)
         return [made[0], made[1] + t["a"]]
 
     region, _ = _region(_traced(program, _tensors()))

@@ -11,23 +11,16 @@ import torch
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from torch import Tensor, fx, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import gnncompile
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Output, Region, Space, parse
 from gnncompile.passes.post_grad import read_arithmetic
-from tests.graphs import EDGE_LISTS
-from tests.harness import same_gradients
+from tests.edge_states import CHANNELS, Centred, total
+from tests.graphs import EDGE_LISTS, layout
+from tests.harness import after_pass, same_gradients
 
 which = triton_regions.which
-
-CHANNELS = 40
-
-
-def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Sums rows by index."""
-    return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
 
 
 class States(nn.Module):
@@ -44,23 +37,6 @@ class States(nn.Module):
         for _ in range(self.steps):
             state = (first + self.step(total(state, destination, x.size(0)))[source]).tanh()
         return total(state, destination, x.size(0))
-
-
-class Centred(nn.Module):
-    """States of edges that are centred over all edges: their gradients need sums of all edges first."""
-
-    def __init__(self, layers: int = 2) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(CHANNELS, CHANNELS) for _ in range(layers))
-        self.scale = nn.Parameter(torch.rand(CHANNELS) + 0.5)
-
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        source, destination = edge_index
-        for layer in self.layers:
-            raw = layer(e) + x[source]
-            x = x + total(raw.sigmoid(), destination, x.size(0))
-            e = e + ((raw - raw.sum(0) / (raw.size(0) + 1)) * self.scale).relu()
-        return torch.cat([x, total(e, destination, x.size(0))], dim=1)
 
 
 class Maximum(nn.Module):
@@ -152,11 +128,9 @@ def _summed(rows: Tensor, edge_index: Tensor) -> Tensor:
     b = Builder(Space.DESTINATION)
     summed = b.reduce("sum", b.input(0, Space.EDGE, (1, rows.size(1)), "float32"))
     region = b.finish([Output(summed, "float32", (rows.size(1),))])
-    order = edge_index[1].argsort(stable=True)
-    rowptr = torch.searchsorted(edge_index[1][order], torch.arange(6))
-    layout = [part.int() for part in (rowptr, edge_index[0][order], order)]
-    (total,) = torch.ops.gnncompile.region.default([rows], layout, region.spec)
-    return total
+    walk = [*layout(edge_index[1], edge_index[0], 5)]
+    (made,) = torch.ops.gnncompile.region.default([rows], walk, region.spec)
+    return made
 
 
 ARITHMETIC: dict[str, tuple[Callable[[dict[str, Tensor]], Tensor], int | None]] = {
@@ -191,13 +165,7 @@ def test_what_is_computed_where_it_is_read(name: str) -> None:
     tensors = {key: torch.randn(size) for key, size in (sizes | {"transposed": (4, 9)}).items()}
     tensors |= {"integers": torch.randint(3, (9, 4))}
     edge_index = torch.randint(5, (2, 9))
-    traced = make_fx(lambda t: _summed(function(t), edge_index), tracing_mode="real")(tensors)
-    for node in traced.graph.nodes:
-        if "tensor_meta" in node.meta and "val" not in node.meta:
-            node.meta["val"] = node.meta["tensor_meta"]
-    read_arithmetic.run(traced.graph)
-    traced.graph.lint()
-    traced.recompile()
+    traced = after_pass(lambda t: _summed(function(t), edge_index), tensors, read_arithmetic.run)
     (region,) = traced.graph.find_nodes(op="call_function", target=torch.ops.gnncompile.region.default)
     given, spec = region.args[0], region.args[2]
     assert (len(given) if parse(spec).nodes[1].op != "reduce_sum" else None) == read

@@ -10,39 +10,18 @@ import torch
 
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.utils import remove_self_loops, scatter
 
 import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.ir.region import parse
 from gnncompile.passes.analysis import own
+from tests.edge_states import CHANNELS, Centred, total
 from tests.graphs import EDGE_LISTS
 from tests.harness import launched, same_gradients
 
 which = triton_regions.which
-
-CHANNELS = 40
-
-
-def total(rows: Tensor, index: Tensor, num_rows: int) -> Tensor:
-    """Sums rows by index."""
-    return rows.new_zeros(num_rows, rows.size(1)).index_add(0, index, rows)
-
-
-class States(nn.Module):
-    """States of edges that grow, and their sum, whose gradient is a row for all edges of a node."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(CHANNELS, CHANNELS)
-
-    def forward(self, x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
-        source, destination = edge_index
-        raw = self.layer(e) + x[source]
-        out = total(raw.sigmoid(), destination, x.size(0))
-        e = e + (raw - raw.sum(0) / (raw.size(0) + 1)).relu()
-        return torch.cat([out, total(e, destination, x.size(0))], dim=1)
 
 
 def numbers(tensors: list[Tensor], device: str = "cpu") -> list[Tensor]:
@@ -56,7 +35,7 @@ def test_gradients_read_the_rows_of_sums(edges: str, which: str) -> None:
     torch.manual_seed(0)
     edge_index = EDGE_LISTS[edges]
     given = numbers([torch.randn(5, CHANNELS), edge_index, torch.randn(edge_index.size(1), CHANNELS)], device)
-    model = States().to(device, torch.float64)
+    model = Centred(1).to(device, torch.float64)
     other = copy.deepcopy(model)
     with launched() as specs, torch._inductor.config.patch(force_disable_caches=True):
         same_gradients(model, (other, gnncompile.compile(other, fullgraph=True)), *given)

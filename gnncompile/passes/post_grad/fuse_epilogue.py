@@ -24,6 +24,7 @@ from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import BITS, Output, Region, Space, behind, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import aten, drop_unused, own, value
+from gnncompile.passes.edge_inputs import MOST_READ
 from gnncompile.passes.pointwise import POINTWISE, NotFusable
 from gnncompile.passes.row_arithmetic import RowArithmetic
 from gnncompile.passes.stored_arithmetic import is_stored
@@ -40,8 +41,6 @@ _VIEWS = {
 
 _LONGEST = 64
 """The most operations of an epilogue."""
-_MOST_READ = 3
-"""The most matrices with a row per edge that an epilogue reads, besides those that the region reads anyway."""
 
 
 def run(graph: fx.Graph) -> None:
@@ -204,6 +203,6 @@ class _EdgeRows(_Rows):
         if self.has_rows(node) and node not in self.tensors:
             if not is_stored(node) or not (self._is_sum or len(node.users) == 1):
                 raise NotFusable("an operand would be stored, or read, once more")
-            if sum(map(self.has_rows, self.tensors[self._given :])) == _MOST_READ:
+            if sum(map(self.has_rows, self.tensors[self._given :])) == MOST_READ:
                 raise NotFusable("it reads too many matrices")
         return super().input(node)

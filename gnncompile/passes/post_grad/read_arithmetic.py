@@ -21,14 +21,10 @@ from torch import fx
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.region import Node, Region, Shape, Space, behind, parse
 from gnncompile.passes.analysis import drop_unused, is_tensor, own, value
-from gnncompile.passes.edge_inputs import reads_per_edge, set_region, with_input_replaced
+from gnncompile.passes.edge_inputs import MOST_READ, reads_per_edge, set_region, with_input_replaced
 from gnncompile.passes.pointwise import NotFusable, Slots
 from gnncompile.passes.row_arithmetic import number_of
 from gnncompile.passes.stored_arithmetic import StoredArithmetic
-
-MOST_READ = 3
-"""The most tensors with a row per edge that are read in place of one, besides those that the region reads anyway. A
-walk may read each several times."""
 
 
 def run(graph: fx.Graph) -> None:

@@ -9,12 +9,12 @@ differentiation.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
 from gnncompile.ir.builder import Builder
+from gnncompile.ir.merge import Part, merge
 from gnncompile.ir.region import Node, Output, Region, parse
 from gnncompile.ir.verify import verify
 from gnncompile.passes.analysis import drop_unused, own, value
@@ -69,18 +69,14 @@ def _drop(call: fx.Node, items: set[fx.Node]) -> None:
     """Takes results that nobody reads any more out of a region."""
     for item in items:
         call.graph.erase_node(item)
-    kept = sorted({item.args[1] for item in call.users})  # type: ignore[type-var]
+    kept = tuple(sorted({item.args[1] for item in call.users}))  # type: ignore[type-var]
     if not kept:
         return
     given: Any = call.args
-    tensors, _, spec = given
-    region: Region = parse(spec)
-    made = Builder.of(region).finish([region.outputs[k] for k in kept])  # type: ignore[index]
-    read = sorted({at for node in made.inputs for at in node.positions})
-    nodes = [replace(n, value=read.index(int(n.value or 0))) if n.op == "input" else n for n in made.nodes]
-    made = replace(made, nodes=tuple(nodes))
-    verify(made)
-    set_region(call, [tensors[at] for at in read], made)
-    call.meta["val"] = [value(call)[k] for k in kept]
+    made = merge([Part(parse(given[2]), given[0], kept)])  # type: ignore[arg-type]
+    verify(made.region)
+    set_region(call, [*made.tensors], made.region)  # type: ignore[list-item]
+    (places,) = made.outputs
+    call.meta["val"] = [value(call)[kept[places.index(k)]] for k in range(len(made.region.outputs))]
     for item in list(call.users):
-        item.args = (call, kept.index(item.args[1]))
+        item.args = (call, places[kept.index(item.args[1])])

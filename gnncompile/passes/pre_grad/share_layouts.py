@@ -41,7 +41,7 @@ def _reads_own_rows(reader: fx.Node) -> bool:
         return False
     given: Any = reader.args
     region: Region = parse(given[2])
-    return len(given[1]) == 3 and all(n.space is not region.by.opposite for n in region.inputs)
+    return len(given[1]) == 3 and not region.needs_opposite
 
 
 def _can_replace(layout: fx.Node, other: fx.Node) -> bool:
