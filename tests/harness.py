@@ -86,16 +86,21 @@ def launched() -> Iterator[list[str]]:
         specs.append(spec)
         return original(spec, device)
 
-    def prepare(*args: Any) -> None:  # looks a kernel up, but runs none
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "kernel", original)
-            prepares(*args)
+    def looks_up(function: Callable[..., T]) -> Callable[..., T]:
+        """A function that looks a kernel up, but runs none."""
 
-    prepares = launch.prepare
+        def called(*args: Any) -> T:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(launch, "kernel", original)
+                return function(*args)
+
+        return called
+
     kernel.cache_clear = original.cache_clear  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
+        for function in (launch.prepare, launch.overwritten):
+            patch.setattr(launch, function.__name__, looks_up(function))
         patch.setattr(launch, "kernel", kernel)
-        patch.setattr(launch, "prepare", prepare)
         yield specs
 
 

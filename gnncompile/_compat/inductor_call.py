@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.codegen.wrapper import WrapperLine
+from torch._inductor.codegen.wrapper import WrapperLine, buffer_reuse_key
 from torch._inductor.lowering import fallback_handler
 from torch.fx.node import has_side_effect
 
@@ -33,10 +33,12 @@ class Result(ir.ExternKernel):
         super().__init__(None, layout, [])
         self.name = V.graph.register_buffer(self)
         self.call: Call | None = None
+        self.over: tuple[int, ...] = ()
+        """The inputs of the call whose memory the buffer may have, by their positions."""
 
     def should_allocate(self) -> bool:
-        """Tells Inductor to allocate the buffer."""
-        return True
+        """Tells Inductor to allocate the buffer, unless the call decides where the buffer lies."""
+        return not self.over
 
     def get_defining_op(self) -> Any:
         """Returns the call that fills the buffer."""
@@ -80,6 +82,7 @@ class Call(ir.ExternKernel):
         nowhere = ir.NoneLayout(device=self.device)
         super().__init__(None, nowhere, self.unwrap_storage(inputs), constants)
         self.results = list(results)
+        self._taken: dict[int, str] = {}  # names of results in the memory of inputs, by the inputs' positions
         self.mutation_outputs = [ir.MutationOutput(nowhere, w, self) for w in written]
         for result in results:
             result.call = self
@@ -88,7 +91,32 @@ class Call(ir.ExternKernel):
     def references(self) -> list[str]:
         """Returns the names of the inputs in the generated code."""
         inputs: Sequence[Any] = self.inputs
-        return [i.codegen_reference() for i in inputs]
+        return [self._taken.get(at) or i.codegen_reference() for at, i in enumerate(inputs)]
+
+    def place(self, wrapper: Any) -> None:
+        """Gives results the memory of inputs that they may lie in and that nobody reads after the call.
+
+        It comes before :meth:`references`. Other results are allocated.
+        """
+        for result in [r for r in self.results if r.over and r.get_name() not in V.graph.removed_buffers]:
+            at = next((at for at in result.over if self._may_take(wrapper, at, result)), None)
+            if at is None:
+                wrapper.codegen_allocation(result)
+            else:
+                self._taken[at] = result.get_name()
+                wrapper.codegen_inplace_reuse(_buffer(self.inputs[at]), result)
+
+    def _may_take(self, wrapper: Any, at: int, result: Result) -> bool:
+        """Whether a result may have the memory of an input: all of it, which this call is the last to read."""
+        inputs: Sequence[Any] = self.inputs
+        buffer, names = _buffer(inputs[at]), [one.get_name() for one in inputs]
+        if names.count(names[at]) > 1 or not self._reads_last(names[at]) or not _owns_memory(buffer):
+            return False
+        return wrapper.can_reuse(buffer, result) and buffer_reuse_key(buffer) == buffer_reuse_key(result)
+
+    def _reads_last(self, name: str) -> bool:
+        scheduler = V.graph.scheduler
+        return name in scheduler.name_to_fused_node[self.get_operation_name()].last_usage
 
     def memories(self) -> list[str]:
         """Returns names in the generated code of tensors that begin at the addresses of the inputs.
@@ -119,6 +147,21 @@ class Call(ir.ExternKernel):
     def get_unbacked_symbol_defs(self) -> Any:
         """Returns an empty set: the call makes no new sizes."""
         return type(super().get_unbacked_symbol_defs())()
+
+
+def _buffer(tensor: Any) -> Any:
+    """Returns the buffer in which an input of a call lies. The caller of the graph gives up a donated input."""
+    name = tensor.get_name()
+    donated = V.graph.scheduler.name_to_donated_buffer.get(name)
+    return V.graph.try_get_buffer(name) if donated is None else donated.node
+
+
+def _owns_memory(buffer: Any) -> bool:
+    """Whether no other buffer shares the memory of a buffer: Inductor's kernel or a call has filled all of it."""
+    if isinstance(buffer, ir.DonatedBuffer):
+        return True
+    filled = isinstance(buffer, Result) or type(buffer) is ir.ComputedBuffer
+    return filled and not isinstance(buffer, Borrowed) and type(buffer.layout) is ir.FixedLayout
 
 
 def _begins_with_buffer(tensor: Any) -> bool:

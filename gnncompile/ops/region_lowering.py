@@ -55,6 +55,7 @@ class RegionCall(Call):
             packaged.write_region(self, wrapper, parse(self.spec))
             return
         name = self.kernel_name(wrapper)
+        self.place(wrapper)
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
@@ -103,6 +104,9 @@ def lower_region(
     call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     if aoti.current_build() is None:
         launch.prepare(spec, call.device.type, degree)
+        if kind is RegionCall:
+            for k, positions in launch.overwritten(spec, call.device.type).items():
+                outputs[k].over = positions
     else:
         packaged.start(parse(spec))
     return [tensor_of(out) for out in outputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -42,6 +42,10 @@ class Kernel(Protocol):
     @property
     def listing(self) -> str:
         """The source code of the kernel."""
+
+    @property
+    def overwritten(self) -> Mapping[int, tuple[int, ...]]:
+        """The positions of the tensors whose memory an output may have, by the output's position."""
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...] | None:
@@ -176,6 +180,14 @@ def prepare(spec: str, device: str, degree: int = 0) -> None:
         kernel(spec, device).compile_ahead(degree)
 
 
+def overwritten(spec: str, device: str) -> Mapping[int, tuple[int, ...]]:
+    """Returns the positions of the tensors whose memory each output of a region may have, by the output's position.
+
+    Only Triton kernels write over tensors. Another kernel may still be in the making.
+    """
+    return kernel(spec, device).overwritten if device_of(device).generator == "triton" else {}
+
+
 @lru_cache(maxsize=4096)
 def _build(spec: str, device: str) -> None:
     _started[spec, device, "cpp"] = _builders().submit(_make, spec, device)
@@ -255,6 +267,7 @@ class _Reference:
         self(tensors, Layout(*layout), outputs)
 
     generator, gathered = "reference", None
+    overwritten: Mapping[int, tuple[int, ...]] = {}
 
     def compile_ahead(self, degree: int) -> None:
         """Does nothing: there is no code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
 import torch
@@ -95,6 +95,7 @@ class CppKernel:
             )
 
     generator = "cpp"
+    overwritten: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:

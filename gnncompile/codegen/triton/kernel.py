@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, reduce
 from operator import itemgetter, or_
@@ -239,6 +239,7 @@ class TritonKernel:
         kernel._launch(kernel.ordinary.trusted, tensors, layout, outputs)
 
     generator = "triton"
+    overwritten: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:
@@ -329,6 +330,7 @@ class TritonEdgeSums:
         self._launch(self.variant.trusted, tensors, layout, outputs)
 
     generator = "triton"
+    overwritten: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:
