@@ -6,7 +6,8 @@ the peak of a backward is one matrix of edges lower.
 A program reads and writes the rows of its own edges only, so other programs do not matter. Within a program, each
 number of a wide row is loaded by one thread, which need not be the thread that writes over it. So the written number
 must follow from the loaded one: every operation keeps the channel or takes the whole row. A number that is loaded
-twice, or that later walks, kernels per row or products over all edges read, must not be written over.
+twice, or that later walks, kernels per row or products over all edges read, must not be written over. The rows of a
+tile behind the last edge load what the last edge loads, before or after it is written: nothing follows from these rows.
 """
 
 from __future__ import annotations

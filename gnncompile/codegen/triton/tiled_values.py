@@ -35,8 +35,6 @@ class TileValues:
         lines: The statements so far.
         sums_by_product: The sums over all edges that are taken by products with ones.
         summed_operands: The values that these sums add up. They are 0 behind the last edge.
-        written_over: The inputs that an output may be written over. They are 0 behind the last edge, which no other
-            thread reads then.
     """
 
     def __init__(self, plan: TiledPlan, phase: Phase, tile: TiledTile) -> None:
@@ -46,7 +44,6 @@ class TileValues:
         self.lines: list[str] = []
         self.sums_by_product = plan.sums_by_product(phase)
         self.summed_operands = {self.region.nodes[i].args[1] for i in self.sums_by_product}
-        self.written_over = {i for inputs in plan.overwritten.values() for i in inputs}
         self.factors: dict[tuple[int, int], str] = {}  # the names of values of a width as factors of products
         self.recent: set[int] = set()  # wide rows that were loaded after the last product
         self.old: set[int] = set()  # wide rows that were loaded before
@@ -151,7 +148,7 @@ class TileValues:
 
     def _read(self, i: int, again: bool = False) -> str:
         """Returns the load of an input, or of a value that an earlier phase stored."""
-        node, zeroed = self.region.nodes[i], i in self.summed_operands or i in self.written_over
+        node, zeroed = self.region.nodes[i], i in self.summed_operands
         if i in self.phase.loads:
             return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again, zeroed)
         if node.dtype == SEED:
