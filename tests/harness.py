@@ -98,7 +98,7 @@ def launched() -> Iterator[list[str]]:
 
     kernel.cache_clear = original.cache_clear  # type: ignore[attr-defined]
     with pytest.MonkeyPatch.context() as patch:
-        for function in (launch.prepare, launch.overwritten):
+        for function in (launch.prepare, launch.overwritable):
             patch.setattr(launch, function.__name__, looks_up(function))
         patch.setattr(launch, "kernel", kernel)
         yield specs

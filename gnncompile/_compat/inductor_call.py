@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._inductor import config as inductor_config
 from torch._inductor.codegen.wrapper import WrapperLine, buffer_reuse_key
 from torch._inductor.lowering import fallback_handler
 from torch.fx.node import has_side_effect
@@ -26,18 +27,20 @@ class Result(ir.ExternKernel):
         size: The shape of the buffer.
         dtype: The dtype of the buffer.
         device: The device of the buffer.
+        over: The inputs of the call that the buffer may be written over, by their positions.
     """
 
-    def __init__(self, size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: Sequence[Any], dtype: torch.dtype, device: torch.device, over: tuple[int, ...] = ()
+    ) -> None:
+        self.over = over
         layout = ir.FixedLayout(device, dtype, list(size), ir.FlexibleLayout.contiguous_strides(list(size)))
         super().__init__(None, layout, [])
         self.name = V.graph.register_buffer(self)
         self.call: Call | None = None
-        self.over: tuple[int, ...] = ()
-        """The inputs of the call whose memory the buffer may have, by their positions."""
 
     def should_allocate(self) -> bool:
-        """Tells Inductor to allocate the buffer, unless the call decides where the buffer lies."""
+        """Tells Inductor to allocate the buffer, unless the call does so: see :meth:`Call.place`."""
         return not self.over
 
     def get_defining_op(self) -> Any:
@@ -82,35 +85,44 @@ class Call(ir.ExternKernel):
         nowhere = ir.NoneLayout(device=self.device)
         super().__init__(None, nowhere, self.unwrap_storage(inputs), constants)
         self.results = list(results)
-        self._taken: dict[int, str] = {}  # names of results in the memory of inputs, by the inputs' positions
+        self._taken: dict[int, Result] = {}  # results that are written over inputs, by the inputs' positions
         self.mutation_outputs = [ir.MutationOutput(nowhere, w, self) for w in written]
         for result in results:
             result.call = self
         V.graph.register_operation(self)
 
     def references(self) -> list[str]:
-        """Returns the names of the inputs in the generated code."""
+        """Returns the names of the inputs in the generated code, after :meth:`place`."""
         inputs: Sequence[Any] = self.inputs
-        return [self._taken.get(at) or i.codegen_reference() for at, i in enumerate(inputs)]
+        return [self._taken.get(at, one).codegen_reference() for at, one in enumerate(inputs)]
 
-    def place(self, wrapper: Any) -> None:
-        """Gives results the memory of inputs that they may lie in and that nobody reads after the call.
+    def place(self, wrapper: Any) -> list[tuple[int, int]]:
+        """Writes results over inputs where they may be, and allocates the others that may be.
 
-        It comes before :meth:`references`. Other results are allocated.
+        Returns:
+            The position of each result that is written over an input, with that of the input.
         """
-        for result in [r for r in self.results if r.over and r.get_name() not in V.graph.removed_buffers]:
+        placed = list[tuple[int, int]]()
+        for k, result in enumerate(self.results):
+            if not result.over or result.get_name() in V.graph.removed_buffers:
+                continue
             at = next((at for at in result.over if self._may_take(wrapper, at, result)), None)
             if at is None:
                 wrapper.codegen_allocation(result)
-            else:
-                self._taken[at] = result.get_name()
-                wrapper.codegen_inplace_reuse(_buffer(self.inputs[at]), result)
+                continue
+            self._taken[at] = result
+            placed.append((k, at))
+            inputs: Sequence[Any] = self.inputs
+            wrapper.codegen_inplace_reuse(V.graph.try_get_buffer(inputs[at].get_name()), result)
+        return placed
 
     def _may_take(self, wrapper: Any, at: int, result: Result) -> bool:
         """Whether a result may have the memory of an input: all of it, which this call is the last to read."""
         inputs: Sequence[Any] = self.inputs
-        buffer, names = _buffer(inputs[at]), [one.get_name() for one in inputs]
-        if names.count(names[at]) > 1 or not self._reads_last(names[at]) or not _owns_memory(buffer):
+        names = [one.get_name() for one in inputs]
+        buffer: Any = V.graph.try_get_buffer(names[at])
+        alone = inductor_config.inplace_buffers and names.count(names[at]) == 1
+        if not alone or not self._reads_last(names[at]) or not _owns_memory(buffer):
             return False
         return wrapper.can_reuse(buffer, result) and buffer_reuse_key(buffer) == buffer_reuse_key(result)
 
@@ -149,17 +161,11 @@ class Call(ir.ExternKernel):
         return type(super().get_unbacked_symbol_defs())()
 
 
-def _buffer(tensor: Any) -> Any:
-    """Returns the buffer in which an input of a call lies. The caller of the graph gives up a donated input."""
-    name = tensor.get_name()
-    donated = V.graph.scheduler.name_to_donated_buffer.get(name)
-    return V.graph.try_get_buffer(name) if donated is None else donated.node
-
-
 def _owns_memory(buffer: Any) -> bool:
-    """Whether no other buffer shares the memory of a buffer: Inductor's kernel or a call has filled all of it."""
-    if isinstance(buffer, ir.DonatedBuffer):
-        return True
+    """Whether no other tensor shares the memory of a buffer: a kernel of Inductor's, or a call, has filled all of it.
+
+    An input of the graph may share its memory, also if its caller gives it up.
+    """
     filled = isinstance(buffer, Result) or type(buffer) is ir.ComputedBuffer
     return filled and not isinstance(buffer, Borrowed) and type(buffer.layout) is ir.FixedLayout
 

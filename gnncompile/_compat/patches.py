@@ -24,7 +24,7 @@ from gnncompile._compat.inductor_guards import (
     patch_get_fill_order,
 )
 from gnncompile._compat.kept_memory import patch_buffer_allocation
-from gnncompile._compat.random_draws import patch_call_random_fn
+from gnncompile._compat.random_draws import patch_random_draws
 from gnncompile._compat.recovery import patch_guard_create
 from gnncompile._compat.shapes import (
     patch_automatic_dynamic,
@@ -88,12 +88,12 @@ DYNAMO = (
     Patch(
         (
             "torch._dynamo.variables.user_defined:call_random_fn",
-            "torch._dynamo.variables.misc:call_random_fn",
+            "torch._dynamo.variables.misc:RandomVariable.call_method",
         ),
         _ALL,
-        "A number of Python's `random` is traced as a float32 tensor, and a float64 one is passed to the code.",
+        "A number of Python's `random` is traced as a float32 tensor and passed as float64; states are constants.",
         "tests/e2e/test_random_draws.py passes without it.",
-        patch_call_random_fn,
+        patch_random_draws,
     ),
     Patch(
         ("torch._dynamo.variables.builder:_automatic_dynamic",),

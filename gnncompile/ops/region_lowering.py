@@ -8,7 +8,7 @@ allocates and reuses as any other buffer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,14 +54,13 @@ class RegionCall(Call):
         if aoti.current_build() is not None:
             packaged.write_region(self, wrapper, parse(self.spec))
             return
-        name = self.kernel_name(wrapper)
-        self.place(wrapper)
+        name, placed = self.kernel_name(wrapper), self.place(wrapper)
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
                 wrapper.writeline(f"{reference}.zero_()")
-        lists = given[: self.count], given[self.count :], outputs
-        wrapper.writeline(f"{name}({', '.join(map(tuple_text, lists))})")
+        lists = ", ".join(map(tuple_text, (given[: self.count], given[self.count :], outputs)))
+        wrapper.writeline(f"{name}.write_over({placed}, {lists})" if placed else f"{name}({lists})")
 
     def kernel_name(self, wrapper: Any) -> str:
         """Returns the name of the region's kernel in Inductor's wrapper, which looks it up when it is imported."""
@@ -99,16 +98,15 @@ def lower_region(
     """
     layout = layout[:3]  # only the gradient reads the other layout
     given = [contiguous(t) for t in (*tensors, *layout)]
-    outputs = _results(layout, spec)
-    degree = degree_now()
-    call = kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
-    if aoti.current_build() is None:
-        launch.prepare(spec, call.device.type, degree)
-        if kind is RegionCall:
-            for k, positions in launch.overwritten(spec, call.device.type).items():
-                outputs[k].over = positions
-    else:
+    device, degree, is_package = layout[0].get_device().type, degree_now(), aoti.current_build() is not None
+    if is_package:
         packaged.start(parse(spec))
+    else:
+        launch.prepare(spec, device, degree)
+    # The other calls walk the edges in two launches.
+    overwrites = kind is RegionCall and not is_package
+    outputs = _results(layout, spec, launch.overwritable(spec, device) if overwrites else {})
+    kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     return [tensor_of(out) for out in outputs]
 
 
@@ -118,12 +116,15 @@ def degree_now() -> int:
     return edges_per_row(rowptr.meta["val"], col.meta["val"])
 
 
-def _results(layout: Sequence[Any], spec: str) -> list[Result]:
-    """Buffers for a region's outputs."""
+def _results(layout: Sequence[Any], spec: str, over: Mapping[int, tuple[int, ...]]) -> list[Result]:
+    """Buffers for a region's outputs. `over`: the tensors that each may be written over, by their positions."""
     region, device = parse(spec), layout[0].get_device()
     rows, edges = layout[0].get_size()[0] - 1, layout[1].get_size()[0]
     sizes = [[region.rows(out, rows, edges), *out.trailing] for out in region.outputs]
-    return [Result(size, tensor_type(out.dtype), device) for size, out in zip(sizes, region.outputs, strict=True)]
+    return [
+        Result(size, tensor_type(out.dtype), device, over.get(k, ()))
+        for k, (size, out) in enumerate(zip(sizes, region.outputs, strict=True))
+    ]
 
 
 def install() -> None:

@@ -44,8 +44,8 @@ class Kernel(Protocol):
         """The source code of the kernel."""
 
     @property
-    def overwritten(self) -> Mapping[int, tuple[int, ...]]:
-        """The positions of the tensors whose memory an output may have, by the output's position."""
+    def overwritable(self) -> Mapping[int, tuple[int, ...]]:
+        """The tensors that each output may be written over: their positions, by the output's position."""
 
     @property
     def gathered(self) -> tuple[tuple[int, ...], ...] | None:
@@ -151,6 +151,33 @@ class Call:
             start = partial(found.trusted, tensors, layout, outputs)
             _watcher(parse(self.spec), found, tensors, layout, outputs, start)
 
+    def write_over(
+        self,
+        taken: Sequence[tuple[int, int]],
+        tensors: Sequence[Tensor],
+        layout: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Launches the kernel where some outputs are tensors of the region.
+
+        Another kernel than that for which the code was written, as after a change of ``GNNCOMPILE_KERNELS``, gets
+        outputs of their own.
+
+        Args:
+            taken: The position of each such output, with that of the tensor.
+            tensors: As in :meth:`__call__`.
+            layout: As in :meth:`__call__`.
+            outputs: As in :meth:`__call__`.
+        """
+        allowed = kernel(self.spec, self.device).overwritable
+        if all(position in allowed.get(k, ()) for k, position in taken):
+            self(tensors, layout, outputs)
+            return
+        own = [torch.empty_like(out) for out in outputs]
+        self(tensors, layout, own)
+        for out, value in zip(outputs, own, strict=True):
+            out.copy_(value)
+
 
 @lru_cache(maxsize=4096)
 def kernel(spec: str, device: str) -> Kernel:
@@ -180,12 +207,12 @@ def prepare(spec: str, device: str, degree: int = 0) -> None:
         kernel(spec, device).compile_ahead(degree)
 
 
-def overwritten(spec: str, device: str) -> Mapping[int, tuple[int, ...]]:
-    """Returns the positions of the tensors whose memory each output of a region may have, by the output's position.
+def overwritable(spec: str, device: str) -> Mapping[int, tuple[int, ...]]:
+    """Returns the tensors that each output of a region may be written over: positions, by the output's position.
 
-    Only Triton kernels write over tensors. Another kernel may still be in the making.
+    Only Triton kernels write over tensors. Others may still be in the making, and are not waited for.
     """
-    return kernel(spec, device).overwritten if device_of(device).generator == "triton" else {}
+    return kernel(spec, device).overwritable if device_of(device).generator == "triton" else {}
 
 
 @lru_cache(maxsize=4096)
@@ -267,7 +294,7 @@ class _Reference:
         self(tensors, Layout(*layout), outputs)
 
     generator, gathered = "reference", None
-    overwritten: Mapping[int, tuple[int, ...]] = {}
+    overwritable: Mapping[int, tuple[int, ...]] = {}
 
     def compile_ahead(self, degree: int) -> None:
         """Does nothing: there is no code."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import gnncompile
 
@@ -58,7 +59,31 @@ def own_generator(x: Tensor, draws: Any) -> Tensor:
     return x + own.random() * own.randint(1, 9)
 
 
-MODELS = [scaled, shifted_integers, compared, chosen, divided, selected, cut, dropped_layers, own_generator]
+def rewound(x: Tensor, draws: Any) -> Tensor:
+    """Draws the same number twice, then another one."""
+    state = draws.getstate()
+    first = draws.random()
+    draws.setstate(state)
+    return x * (first - 2 * draws.random()) + draws.gauss(0, 1)
+
+
+def shuffled(x: Tensor, draws: Any) -> Tensor:
+    order = list(range(5))
+    draws.shuffle(order)
+    return x[order] * draws.choice([1.0, 2.0])
+
+
+def checkpointed(x: Tensor, draws: Any) -> Tensor:
+    def layer(y: Tensor) -> Tensor:
+        return y.tanh() * draws.random()
+
+    return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False)
+
+
+MODELS = [
+    *(scaled, shifted_integers, compared, chosen, divided, selected, cut),
+    *(dropped_layers, own_generator, rewound, shuffled, checkpointed),
+]
 
 
 @pytest.mark.parametrize("source", ["module", "generator"])

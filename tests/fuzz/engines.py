@@ -22,6 +22,7 @@ from gnncompile.codegen.gemm import launch as gemm_launch
 from gnncompile.codegen.triton import kernel
 from gnncompile.layout import csr
 from gnncompile.runtime import launch
+from tests.fuzz.program import CHANNELS
 from tests.harness import kernels, tune, tune_halves
 
 ENGINES = ("passes", "op by op", "inductor")
@@ -69,13 +70,14 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
         name: "inductor", or a replacement that runs graphs op by op: "passes" (with the post-grad passes) or
             "op by op" (without them).
         which: The kernels, as in :func:`tests.harness.kernels`.
-        reuse: Whether Inductor may reuse buffers.
+        reuse: Whether Inductor may reuse buffers, and walks may write over tensors.
     """
     torch._dynamo.reset()
     with pytest.MonkeyPatch.context() as patch, kernels(which), poisoned(patch):
         tune(patch, layer_width=2)  # the programs' narrow layers become part of regions too
         if which == "triton":  # and their products become ours
             tune(patch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1, narrowest_product=2)
+            tune(patch, tiled_wide_row=CHANNELS)  # and walks write over rows
             tune_halves(patch, least_weight=1)
         if name == "inductor":
             options = {"allow_buffer_reuse": reuse, "inplace_buffers": reuse, "compile_threads": 1}

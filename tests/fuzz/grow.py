@@ -26,6 +26,7 @@ from tests.fuzz.program import (
     Value,
 )
 from tests.fuzz.texts import (
+    ACTIVATED,
     BINARY,
     CONVS,
     ENDS,
@@ -43,6 +44,9 @@ THEMES = {("y",): 4, ("w",): 6, ("a",): 2, ("z", "q"): 2, ("u",): 3}
 """Inputs that a program may read beside ``x``, and how many programs in ten read them."""
 
 WIDEST = 12
+
+_ENDS_READ = (["src"], ["dst"], ["src", "dst"])
+"""The ends of an edge whose rows a layer reads."""
 
 T = TypeVar("T")
 
@@ -186,6 +190,30 @@ class Growing:
             ]
         )
         return self.module(made, "self.{k}({0})", value, width)
+
+    def edge_layer(self) -> Value | None:
+        """Computes layers of rows of nodes and edges, mostly adds the state of each edge, and reduces the result."""
+        rows, state = self.flat(NODES), self.flat(EDGES)
+        if rows is None:
+            return None
+        read = [self.add(f"{rows.name}[{index}]", EDGES, rows.shape) for index in self.choose(_ENDS_READ)]
+        read += [state] if state is not None else []
+        if self.choose([False, True]):
+            width = sum(v.shape[0] for v in read)
+            value = self.add(f"torch.cat([{', '.join(v.name for v in read)}], -1)", EDGES, (width,))
+        else:
+            value = self.module("nn.Linear({c}, {o})", "self.{k}({0})", read[0], CHANNELS)
+            for other in read[1:]:
+                made = self.choose(["nn.Linear({c}, {o})", "nn.Linear({c}, {o}, bias=False)"])
+                value = self.module(made, "self.{k}({0}) + {1}", other, CHANNELS, value)
+        for _ in range(self.choose([1, 1, 2])):
+            value = self.module("nn.Linear({c}, {o})", f"self.{{k}}({self.choose(ACTIVATED)})", value, CHANNELS)
+        if self.choose([False, False, True]):
+            value = self.module("nn.LayerNorm({c})", "self.{k}({0})", value, CHANNELS)
+        if state is not None and state.shape == value.shape and self.choose([True, True, False]):
+            value = self.add(f"{state.name} + {value.name}", EDGES, value.shape)
+        index, how = self.choose(["src", "dst", "dst"]), self.choose(["sum", "sum", "mean", "max"])
+        return self.add(f"scatter({value.name}, {index}, 0, n, '{how}')", NODES, value.shape)
 
     def matrices(self) -> Value | None:
         """Multiplies rows by a matrix per row, which a layer makes, and sometimes sums the products over edges."""
@@ -407,6 +435,7 @@ STEPS: dict[Callable[[Growing], Value | None], int] = {
     Growing.reshaped: 5,
     Growing.joined: 2,
     Growing.linear: 6,
+    Growing.edge_layer: 6,
     Growing.matrices: 2,
     Growing.parameter: 2,
     Growing.scaled_product: 2,

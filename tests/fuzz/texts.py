@@ -24,6 +24,7 @@ BINARY = (
     "torch.sub({0}, {1}, alpha=-2)",
     *("{0}.clone().sub_({1}, alpha=0.5)", "torch.rsub({0}, {1}, alpha=0.5)", "torch.addcmul({0}, {0}, {1}, value=0.5)"),
 )
+ACTIVATED = ("{0}.relu()", "F.silu({0})", "F.silu({0})", "torch.tanh({0})", "F.softplus({0})", "{0}.sigmoid()", "{0}")
 FEATURES = (
     *("F.softmax({0}, dim=-1)", "{0}.log_softmax(-1)", "{0}.flip(-1)", "{0}.cumsum(-1)"),
     *("F.normalize({0}, dim=-1)", "F.layer_norm({0}, {0}.shape[-1:])", "{0} / ({0}.norm(dim=-1, keepdim=True) + 0.5)"),

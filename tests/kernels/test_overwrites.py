@@ -14,8 +14,11 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 from torch import Tensor, nn
 
 import gnncompile
+from gnncompile import tuning
+from gnncompile.codegen.triton.kernel import triton_kernel
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
-from gnncompile.ir import rules
+from gnncompile.ir import reference, rules
+from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.runtime import launch
@@ -70,7 +73,7 @@ class Overwriting:
         self, region: Region, kernel: Any, tensors: Any, walk: Any, outputs: Any, start: Callable[[], None]
     ) -> None:
         start()
-        for k, position in [(k, p) for k, positions in kernel.overwritten.items() for p in positions]:
+        for k, position in [(k, p) for k, positions in kernel.overwritable.items() for p in positions]:
             given, written = [t.clone() for t in tensors], [torch.full_like(o, torch.nan) for o in outputs]
             written[k] = given[position].view(outputs[k].shape)
             kernel.trusted(given, walk, written)
@@ -111,34 +114,56 @@ def test_what_is_read_later_is_kept() -> None:
     def alone(make: Maker) -> Sequence[int]:
         return [layered(make)[1]]
 
-    assert _plan(alone).overwritten == {0: (0,)}
-    assert _plan(alone, unmasked=False).overwritten == {}
-    assert _plan(lambda make: [layered(make, 24)[1]]).overwritten == {}
+    assert _plan(alone).overwritable == {0: (0,)}
+    assert _plan(alone, unmasked=False).overwritable == {}
+    assert _plan(lambda make: [layered(make, 24)[1]]).overwritable == {}
 
     def with_sum(make: Maker) -> Sequence[int]:
         x, y = layered(make)
         return [y, make.b.reduce("sum", x)]
 
-    assert _plan(with_sum).overwritten == {}
+    assert _plan(with_sum).overwritable == {}
+    assert _plan(lambda make: layered(make)).overwritable == {}  # the input is a result, too
 
     def with_weights(make: Maker) -> Sequence[int]:
         x, y = layered(make)
         return [y, make.b.outer(x, y, (1, 64))]
 
-    assert _plan(with_weights).overwritten == {}
+    assert _plan(with_weights).overwritable == {}
 
     def beside(make: Maker) -> Sequence[int]:  # what does not follow from an input may be written before it is read
         one, other = make.input(E, 32), make.input(E, 32)
         return [make.layer(one, 32), make.layer(other, 32)]
 
     plan = _plan(beside, "bfloat16")
-    assert len(plan.phases) == 1 and plan.overwritten == {0: (0,), 1: (1,)}
+    assert len(plan.phases) == 1 and plan.overwritable == {0: (0,), 1: (1,)}
 
     def again(make: Maker) -> Sequence[int]:  # the row is loaded again behind the layer
         x, y = layered(make)
         return [make.b.op("add", x, y)]
 
-    assert _plan(again).overwritten == {}
+    assert _plan(again).overwritable == {}
+
+
+def test_a_tile_has_a_number_for_each_thread() -> None:
+    """So each number of a wide row is loaded by one thread."""
+    tiles = [tile for table in (tuning.TILES.tiled_floats, tuning.TILES.tiled_halves) for _, tile in table]
+    assert all(tile.edges * tuning.TILES.tiled_wide_row >= tile.warps * 32 for tile in tiles)
+
+
+@pytest.mark.parametrize("generator", ["cpp", "reference"])
+def test_other_kernels_get_memory_of_their_own(generator: str) -> None:
+    """Code that was written for Triton's kernels runs with the kernels of another generator as well."""
+    make = Maker("float64")
+    region = residual(make, 100)
+    walk, counts = graph("hub")
+    tensors = make.tensors(*counts, torch.float64)
+    (expected,) = reference.run(region, tensors, Layout(*walk[:3]))
+    with kernels("triton"):
+        ((k, (position, *_)),) = triton_kernel(region).overwritable.items()
+    with kernels(generator):
+        launch.Call(region.spec, "cpu").write_over([(k, position)], tensors, walk[:3], [tensors[position]])
+    torch.testing.assert_close(tensors[position], expected)
 
 
 class Added(Centred):

@@ -95,7 +95,7 @@ class CppKernel:
             )
 
     generator = "cpp"
-    overwritten: Mapping[int, tuple[int, ...]] = {}
+    overwritable: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:

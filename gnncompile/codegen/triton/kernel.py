@@ -239,7 +239,7 @@ class TritonKernel:
         kernel._launch(kernel.ordinary.trusted, tensors, layout, outputs)
 
     generator = "triton"
-    overwritten: Mapping[int, tuple[int, ...]] = {}
+    overwritable: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:
@@ -330,7 +330,7 @@ class TritonEdgeSums:
         self._launch(self.variant.trusted, tensors, layout, outputs)
 
     generator = "triton"
-    overwritten: Mapping[int, tuple[int, ...]] = {}
+    overwritable: Mapping[int, tuple[int, ...]] = {}
 
     @property
     def listing(self) -> str:

@@ -113,7 +113,7 @@ class TiledKernel:
         walks: The kernels that walk the edges.
         reads_rows: Whether a walk reads the row of each edge.
         parts: The kernels that reduce stored values of edges to rows, and what they compute.
-        overwritten: The positions of the tensors that each output may be written over, by the output's position.
+        overwritable: The tensors that each output may be written over: their positions, by the output's position.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as Triton kernels.
@@ -126,8 +126,8 @@ class TiledKernel:
         self.walks = [_Walk(plan, phase, self._places, tile) for phase in plan.phases]
         self.reads_rows = any(walk.reads_rows for walk in self.walks)
         self.parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
-        self.overwritten = {
-            k: tuple(region.nodes[i].positions[0] for i in inputs) for k, inputs in plan.overwritten.items()
+        self.overwritable = {
+            k: tuple(region.nodes[i].positions[0] for i in inputs) for k, inputs in plan.overwritable.items()
         }
         self._types = {
             int(n.value or 0) + k: tensor_type(n.dtype) for n in region.inputs for k in range(len(n.positions))
@@ -175,7 +175,7 @@ class TiledKernel:
             tensors: The region's tensors, contiguous, in the dtypes of the region's input nodes.
             layout: The edges, ordered by the rows that the region walks; on the device of the tensors.
             outputs: The tensors to write, contiguous. Every row is written. Edges that are masked out are not written,
-                so an output per edge must hold zeros there. An output may be a tensor of :attr:`overwritten`.
+                so an output per edge must hold zeros there. An output may be a tensor of :attr:`overwritable`.
 
         Raises:
             ArgumentError: A tensor's dtype differs from its node's, or its device from that of the outputs.

@@ -4,10 +4,11 @@ A gradient per edge is often read for the last time by the walk that writes the 
 the peak of a backward is one matrix of edges lower.
 
 A program reads and writes the rows of its own edges only, so other programs do not matter. Within a program, each
-number of a wide row is loaded by one thread, which need not be the thread that writes over it. So the written number
-must follow from the loaded one: every operation keeps the channel or takes the whole row. A number that is loaded
-twice, or that later walks, kernels per row or products over all edges read, must not be written over. The rows of a
-tile behind the last edge load what the last edge loads, before or after it is written: nothing follows from these rows.
+number of a wide row is loaded by one thread: a tile has at least as many of them as a program has threads. Another
+thread may write over it. So the written number must follow from the loaded one: every operation keeps the channel or
+takes the whole row. A number that is loaded twice, or that later walks, kernels per row or products over all edges
+read, must not be written over. The rows of a tile behind the last edge are copies of the last edge's row, and may
+become copies of what is written there. No result follows from them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from gnncompile.codegen.triton.tiled_rows import RowPart
 from gnncompile.ir.region import LAYERS, Region, Space
 
 
-def overwritten(
+def overwritable(
     region: Region, phases: Sequence[Phase], products: Iterable[int], parts: Iterable[RowPart]
 ) -> dict[int, tuple[int, ...]]:
-    """Returns the nodes of the inputs that each output may be written over, by the output's position.
+    """Returns the inputs that each output may be written over: their nodes, by the output's position.
 
     Outputs that need memory of their own are left out.
 
@@ -36,6 +37,7 @@ def overwritten(
     if not region.unmasked:
         return {}
     later = {a for i in products for a in region.nodes[i].args}.union(*(part.nodes for part in parts))
+    later |= {out.node for out in region.outputs}
     candidates, found = [i for i in _own_rows(region) if i not in later], dict[int, tuple[int, ...]]()
     for number in reversed(range(len(phases))):
         phase = phases[number]
@@ -43,7 +45,7 @@ def overwritten(
             over = [i for i in candidates if _are_alike(region, k, i) and _may_write(region, phase, k, i)]
             if over:
                 found[k] = tuple(over)
-        candidates = [i for i in candidates if i not in _read(region, phase)]
+        candidates = [i for i in candidates if i not in _read_by(region, phase)]
     return found
 
 
@@ -65,21 +67,20 @@ def _are_alike(region: Region, k: int, i: int) -> bool:
     return out.dtype == node.dtype and region.nodes[out.node].shape == node.shape
 
 
-def _read(region: Region, phase: Phase) -> set[int]:
+def _read_by(region: Region, phase: Phase) -> set[int]:
     """Returns the values that a walk reads."""
     return {*phase.need}.union(*(region.nodes[s].args for s in phase.sums))
 
 
 def _may_write(region: Region, phase: Phase, k: int, i: int) -> bool:
     """Whether a walk may write an output over an input that no later kernel reads."""
-    if i not in _read(region, phase):
+    if i not in _read_by(region, phase):
         return True
-    node = region.outputs[k].node
-    return node != i and i in _followed(region, phase, node) and _is_loaded_once(region, phase, i)
+    return i in _behind(region, phase, region.outputs[k].node) and _is_loaded_once(region, phase, i)
 
 
-def _followed(region: Region, phase: Phase, node: int) -> set[int]:
-    """Returns the values that a value follows from within a walk."""
+def _behind(region: Region, phase: Phase, node: int) -> set[int]:
+    """Returns the values from which a walk computes a value."""
     found, todo = set[int](), [node]
     while todo:
         i = todo.pop()

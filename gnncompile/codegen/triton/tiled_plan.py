@@ -12,7 +12,7 @@ from functools import cached_property
 
 from gnncompile import tuning
 from gnncompile.codegen.triton.tiled_layers import is_layer, is_product, layers_of_summed
-from gnncompile.codegen.triton.tiled_overwrites import overwritten
+from gnncompile.codegen.triton.tiled_overwrites import overwritable
 from gnncompile.codegen.triton.tiled_phases import Phase, phases
 from gnncompile.codegen.triton.tiled_rows import ROW_RESULTS, RowPart, row_parts
 from gnncompile.exc import UnsupportedRegion
@@ -34,7 +34,7 @@ class TiledPlan:
             bool is stored as a number: Triton 3.6 and 3.7 can't compile a float64 product of a value that a bool from
             memory has chosen.
         places: The name of the tensor of each stored value: an output ``out<position>``, or ``temp<node>``.
-        overwritten: The nodes of the inputs whose memory an output may have, by the output's position.
+        overwritable: The inputs that each output may be written over: their nodes, by the output's position.
 
     Raises:
         UnsupportedRegion: The region can't be expressed as Triton kernels.
@@ -56,7 +56,7 @@ class TiledPlan:
         loaded = kept.union(*(phase.loads for phase in self.phases))
         self.stored = {i: self._dtype(i) for i in sorted(loaded)}
         self.places = {i: self._place(i, outputs) for i in self.stored}
-        self.overwritten = overwritten(region, self.phases, self.products, self.parts)
+        self.overwritable = overwritable(region, self.phases, self.products, self.parts)
 
     def is_given(self, i: int) -> bool:
         """Whether a product can take an input as it is. If edges are masked out, their rows must not count."""
