@@ -248,10 +248,6 @@ class TileTable:
     shared_memory_of_program: int
     """Bytes of shared memory that CUDA takes for each program, besides what the program uses."""
 
-    tiled_wide_row: int
-    """Fewest channels of a row that counts as wide in walks in tiles. Narrower rows stay in registers over products. On
-    a GPU, a number of a narrower row may be loaded by several threads, so no result is written over such a row."""
-
     tiled_widest: int
     """Most channels of a value. A program holds whole rows of the edges of a tile."""
 
@@ -437,7 +433,6 @@ H200 = TileTable(
     registers_of_layer=4,
     shared_memory=228 * 2**10,
     shared_memory_of_program=2**10,
-    tiled_wide_row=32,
     tiled_widest=256,
     tiled_widest_floats=64,
     tiled_weights=2**16,

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config as inductor_config
-from torch._inductor.codegen.wrapper import WrapperLine, buffer_reuse_key
+from torch._inductor.codegen.wrapper import WrapperLine
 from torch._inductor.lowering import fallback_handler
 from torch.fx.node import has_side_effect
 
@@ -40,7 +39,7 @@ class Result(ir.ExternKernel):
         self.call: Call | None = None
 
     def should_allocate(self) -> bool:
-        """Tells Inductor to allocate the buffer, unless the call does so: see :meth:`Call.place`."""
+        """Tells Inductor to allocate the buffer, unless :func:`overwrites.place` does so."""
         return not self.over
 
     def get_defining_op(self) -> Any:
@@ -85,50 +84,17 @@ class Call(ir.ExternKernel):
         nowhere = ir.NoneLayout(device=self.device)
         super().__init__(None, nowhere, self.unwrap_storage(inputs), constants)
         self.results = list(results)
-        self._taken: dict[int, Result] = {}  # results that are written over inputs, by the inputs' positions
+        self.taken: dict[int, Result] = {}
+        """The results that are written over inputs, by the inputs' positions: see :func:`overwrites.place`."""
         self.mutation_outputs = [ir.MutationOutput(nowhere, w, self) for w in written]
         for result in results:
             result.call = self
         V.graph.register_operation(self)
 
     def references(self) -> list[str]:
-        """Returns the names of the inputs in the generated code, after :meth:`place`."""
+        """Returns the names of the inputs in the generated code."""
         inputs: Sequence[Any] = self.inputs
-        return [self._taken.get(at, one).codegen_reference() for at, one in enumerate(inputs)]
-
-    def place(self, wrapper: Any) -> list[tuple[int, int]]:
-        """Writes results over inputs where they may be, and allocates the others that may be.
-
-        Returns:
-            The position of each result that is written over an input, with that of the input.
-        """
-        placed = list[tuple[int, int]]()
-        for k, result in enumerate(self.results):
-            if not result.over or result.get_name() in V.graph.removed_buffers:
-                continue
-            at = next((at for at in result.over if self._may_take(wrapper, at, result)), None)
-            if at is None:
-                wrapper.codegen_allocation(result)
-                continue
-            self._taken[at] = result
-            placed.append((k, at))
-            inputs: Sequence[Any] = self.inputs
-            wrapper.codegen_inplace_reuse(V.graph.try_get_buffer(inputs[at].get_name()), result)
-        return placed
-
-    def _may_take(self, wrapper: Any, at: int, result: Result) -> bool:
-        """Whether a result may have the memory of an input: all of it, which this call is the last to read."""
-        inputs: Sequence[Any] = self.inputs
-        names = [one.get_name() for one in inputs]
-        buffer: Any = V.graph.try_get_buffer(names[at])
-        alone = inductor_config.inplace_buffers and names.count(names[at]) == 1
-        if not alone or not self._reads_last(names[at]) or not _owns_memory(buffer):
-            return False
-        return wrapper.can_reuse(buffer, result) and buffer_reuse_key(buffer) == buffer_reuse_key(result)
-
-    def _reads_last(self, name: str) -> bool:
-        scheduler = V.graph.scheduler
-        return name in scheduler.name_to_fused_node[self.get_operation_name()].last_usage
+        return [self.taken.get(at, one).codegen_reference() for at, one in enumerate(inputs)]
 
     def memories(self) -> list[str]:
         """Returns names in the generated code of tensors that begin at the addresses of the inputs.
@@ -159,15 +125,6 @@ class Call(ir.ExternKernel):
     def get_unbacked_symbol_defs(self) -> Any:
         """Returns an empty set: the call makes no new sizes."""
         return type(super().get_unbacked_symbol_defs())()
-
-
-def _owns_memory(buffer: Any) -> bool:
-    """Whether no other tensor shares the memory of a buffer: a kernel of Inductor's, or a call, has filled all of it.
-
-    An input of the graph may share its memory, also if its caller gives it up.
-    """
-    filled = isinstance(buffer, Result) or type(buffer) is ir.ComputedBuffer
-    return filled and not isinstance(buffer, Borrowed) and type(buffer.layout) is ir.FixedLayout
 
 
 def _begins_with_buffer(tensor: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gnncompile._compat import aoti, inductor_call
+from gnncompile._compat import aoti, inductor_call, overwrites
 from gnncompile._compat.inductor_call import Call, Result, contiguous, realized, tensor_of, tuple_text
 from gnncompile.ir.bits import tensor_type
 from gnncompile.ir.region import parse
@@ -54,7 +54,7 @@ class RegionCall(Call):
         if aoti.current_build() is not None:
             packaged.write_region(self, wrapper, parse(self.spec))
             return
-        name, placed = self.kernel_name(wrapper), self.place(wrapper)
+        name, placed = self.kernel_name(wrapper), overwrites.place(self, wrapper)
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
@@ -104,8 +104,8 @@ def lower_region(
     else:
         launch.prepare(spec, device, degree)
     # The other calls walk the edges in two launches.
-    overwrites = kind is RegionCall and not is_package
-    outputs = _results(layout, spec, launch.overwritable(spec, device) if overwrites else {})
+    over = launch.overwritable(spec, device) if kind is RegionCall and not is_package else {}
+    outputs = _results(layout, spec, over)
     kind(given[: len(tensors)], given[len(tensors) :], outputs, spec, degree, [realized(t) for t in more])
     return [tensor_of(out) for out in outputs]
 

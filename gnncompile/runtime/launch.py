@@ -144,12 +144,7 @@ class Call:
 
     def __call__(self, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Launches the kernel."""
-        found = kernel(self.spec, self.device)
-        if _watcher is None:
-            found.trusted(tensors, layout, outputs)
-        else:
-            start = partial(found.trusted, tensors, layout, outputs)
-            _watcher(parse(self.spec), found, tensors, layout, outputs, start)
+        self._launch(kernel(self.spec, self.device), tensors, layout, outputs)
 
     def write_over(
         self,
@@ -169,14 +164,23 @@ class Call:
             layout: As in :meth:`__call__`.
             outputs: As in :meth:`__call__`.
         """
-        allowed = kernel(self.spec, self.device).overwritable
-        if all(position in allowed.get(k, ()) for k, position in taken):
-            self(tensors, layout, outputs)
+        found = kernel(self.spec, self.device)
+        if all(position in found.overwritable.get(k, ()) for k, position in taken):
+            self._launch(found, tensors, layout, outputs)
             return
         own = [torch.empty_like(out) for out in outputs]
-        self(tensors, layout, own)
+        self._launch(found, tensors, layout, own)
         for out, value in zip(outputs, own, strict=True):
             out.copy_(value)
+
+    def _launch(
+        self, found: Kernel, tensors: Sequence[Tensor], layout: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        if _watcher is None:
+            found.trusted(tensors, layout, outputs)
+        else:
+            start = partial(found.trusted, tensors, layout, outputs)
+            _watcher(parse(self.spec), found, tensors, layout, outputs, start)
 
 
 @lru_cache(maxsize=4096)

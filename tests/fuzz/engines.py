@@ -19,7 +19,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from gnncompile import _compat
 from gnncompile.codegen.gemm import launch as gemm_launch
-from gnncompile.codegen.triton import kernel
+from gnncompile.codegen.triton import kernel, tiled_layers
 from gnncompile.layout import csr
 from gnncompile.runtime import launch
 from tests.fuzz.program import CHANNELS
@@ -77,7 +77,7 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
         tune(patch, layer_width=2)  # the programs' narrow layers become part of regions too
         if which == "triton":  # and their products become ours
             tune(patch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1, narrowest_product=2)
-            tune(patch, tiled_wide_row=CHANNELS)  # and walks write over rows
+            patch.setattr(tiled_layers, "WIDE", CHANNELS)  # and walks write over rows
             tune_halves(patch, least_weight=1)
         if name == "inductor":
             options = {"allow_buffer_reuse": reuse, "inplace_buffers": reuse, "compile_threads": 1}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import gnncompile
 from gnncompile import tuning
+from gnncompile.codegen.triton import tiled_layers
 from gnncompile.codegen.triton.kernel import triton_kernel
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
 from gnncompile.ir import reference, rules
@@ -148,7 +149,7 @@ def test_what_is_read_later_is_kept() -> None:
 def test_a_tile_has_a_number_for_each_thread() -> None:
     """So each number of a wide row is loaded by one thread."""
     tiles = [tile for table in (tuning.TILES.tiled_floats, tuning.TILES.tiled_halves) for _, tile in table]
-    assert all(tile.edges * tuning.TILES.tiled_wide_row >= tile.warps * 32 for tile in tiles)
+    assert all(tile.edges * tiled_layers.WIDE >= tile.warps * 32 for tile in tiles)
 
 
 @pytest.mark.parametrize("generator", ["cpp", "reference"])

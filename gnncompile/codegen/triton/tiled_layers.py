@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gnncompile import tuning
 from gnncompile.codegen.triton.tile import padded
 from gnncompile.ir.region import BITS, Node, Region, Space
+
+WIDE = 32
+"""Fewest channels of a row that counts as wide. Several threads may load a number of a narrower row."""
 
 
 def matrix(region: Region, node: Node) -> tuple[int, int]:
@@ -61,8 +63,4 @@ def layers_of_summed(region: Region, i: int, computed: Iterable[int]) -> list[in
 
 def is_wide_row(node: Node) -> bool:
     """Whether a value that is read from memory is a wide row for each edge."""
-    return (
-        node.space not in (Space.PARAMETER, Space.FEATURE)
-        and node.shape[1] >= tuning.TILES.tiled_wide_row
-        and node.dtype != BITS
-    )
+    return node.space not in (Space.PARAMETER, Space.FEATURE) and node.shape[1] >= WIDE and node.dtype != BITS
