@@ -89,6 +89,7 @@ DYNAMO = (
         (
             "torch._dynamo.variables.user_defined:call_random_fn",
             "torch._dynamo.variables.misc:RandomVariable.call_method",
+            "torch._dynamo.variables.misc:RandomClassVariable.call_function",
         ),
         _ALL,
         "A number of Python's `random` is traced as a float32 tensor and passed as float64; states are constants.",
