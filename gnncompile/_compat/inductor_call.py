@@ -84,8 +84,8 @@ class Call(ir.ExternKernel):
         nowhere = ir.NoneLayout(device=self.device)
         super().__init__(None, nowhere, self.unwrap_storage(inputs), constants)
         self.results = list(results)
-        self.taken: dict[int, Result] = {}
-        """The results that are written over inputs, by the inputs' positions: see :func:`overwrites.place`."""
+        self.taken: dict[int, int] = {}
+        """The positions of results that are written over inputs, by the inputs': see :func:`overwrites.place`."""
         self.mutation_outputs = [ir.MutationOutput(nowhere, w, self) for w in written]
         for result in results:
             result.call = self
@@ -93,8 +93,10 @@ class Call(ir.ExternKernel):
 
     def references(self) -> list[str]:
         """Returns the names of the inputs in the generated code."""
-        inputs: Sequence[Any] = self.inputs
-        return [self.taken.get(at, one).codegen_reference() for at, one in enumerate(inputs)]
+        inputs = list[Any](self.inputs)
+        for at, k in self.taken.items():
+            inputs[at] = self.results[k]
+        return [one.codegen_reference() for one in inputs]
 
     def memories(self) -> list[str]:
         """Returns names in the generated code of tensors that begin at the addresses of the inputs.

@@ -11,19 +11,16 @@ from gnncompile._compat.inductor import V, ir
 from gnncompile._compat.inductor_call import Borrowed, Call, Result
 
 
-def place(call: Call, wrapper: Any) -> list[tuple[int, int]]:
+def place(call: Call, wrapper: Any) -> None:
     """Writes results over inputs where they may be, and allocates the other results that may be written over inputs.
 
-    It comes before the names of inputs are taken, which change.
+    It comes before the names of inputs are taken, which change. :attr:`Call.taken` says what is written over.
 
     Args:
         call: The call whose line is written next.
         wrapper: Inductor's code.
-
-    Returns:
-        The position of each result that is written over an input, with that of the input.
     """
-    placed, inputs = list[tuple[int, int]](), list[Any](call.inputs)
+    inputs = list[Any](call.inputs)
     for k, result in enumerate(call.results):
         if not result.over or result.get_name() in V.graph.removed_buffers:
             continue
@@ -31,10 +28,8 @@ def place(call: Call, wrapper: Any) -> list[tuple[int, int]]:
         if at is None:
             wrapper.codegen_allocation(result)
             continue
-        call.taken[at] = result
-        placed.append((k, at))
+        call.taken[at] = k
         wrapper.codegen_inplace_reuse(V.graph.try_get_buffer(inputs[at].get_name()), result)
-    return placed
 
 
 def _may_take(call: Call, wrapper: Any, at: int, result: Result) -> bool:

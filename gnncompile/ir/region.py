@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
@@ -172,15 +172,15 @@ class Node:
         return range(first, first + (2 if self.space is Space.ORDERED else 1))
 
 
-def behind(nodes: Sequence[Node], roots: Iterable[int]) -> set[int]:
-    """Returns the indices of `roots` and of every node that `roots` are computed from."""
+def behind(nodes: Sequence[Node], roots: Iterable[int], given: Container[int] = ()) -> set[int]:
+    """Returns the indices of `roots` and of every node that they are computed from, up to the nodes `given`."""
     found: set[int] = set()
     todo = list(roots)
     while todo:
         at = todo.pop()
         if at not in found:
             found.add(at)
-            todo.extend(nodes[at].args)
+            todo.extend(nodes[at].args if at not in given else ())
     return found
 
 

@@ -54,13 +54,14 @@ class RegionCall(Call):
         if aoti.current_build() is not None:
             packaged.write_region(self, wrapper, parse(self.spec))
             return
-        name, placed = self.kernel_name(wrapper), overwrites.place(self, wrapper)
+        name = self.kernel_name(wrapper)
+        overwrites.place(self, wrapper)
         given, outputs, region = self.references(), self.filled(wrapper), parse(self.spec)
         for output, reference in zip(region.outputs, outputs, strict=True):
             if region.cleared(output):
                 wrapper.writeline(f"{reference}.zero_()")
         lists = ", ".join(map(tuple_text, (given[: self.count], given[self.count :], outputs)))
-        wrapper.writeline(f"{name}.write_over({placed}, {lists})" if placed else f"{name}({lists})")
+        wrapper.writeline(f"{name}.write_over({self.taken}, {lists})" if self.taken else f"{name}({lists})")
 
     def kernel_name(self, wrapper: Any) -> str:
         """Returns the name of the region's kernel in Inductor's wrapper, which looks it up when it is imported."""

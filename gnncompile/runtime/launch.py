@@ -148,7 +148,7 @@ class Call:
 
     def write_over(
         self,
-        taken: Sequence[tuple[int, int]],
+        taken: Mapping[int, int],
         tensors: Sequence[Tensor],
         layout: Sequence[Tensor],
         outputs: Sequence[Tensor],
@@ -159,13 +159,13 @@ class Call:
         outputs of their own.
 
         Args:
-            taken: The position of each such output, with that of the tensor.
+            taken: The position of each such output, by that of the tensor.
             tensors: As in :meth:`__call__`.
             layout: As in :meth:`__call__`.
             outputs: As in :meth:`__call__`.
         """
         found = kernel(self.spec, self.device)
-        if all(position in found.overwritable.get(k, ()) for k, position in taken):
+        if all(position in found.overwritable.get(k, ()) for position, k in taken.items()):
             self._launch(found, tensors, layout, outputs)
             return
         own = [torch.empty_like(out) for out in outputs]

@@ -163,7 +163,7 @@ def test_other_kernels_get_memory_of_their_own(generator: str) -> None:
     with kernels("triton"):
         ((k, (position, *_)),) = triton_kernel(region).overwritable.items()
     with kernels(generator):
-        launch.Call(region.spec, "cpu").write_over([(k, position)], tensors, walk[:3], [tensors[position]])
+        launch.Call(region.spec, "cpu").write_over({position: k}, tensors, walk[:3], [tensors[position]])
     torch.testing.assert_close(tensors[position], expected)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from gnncompile.codegen.triton.tiled_layers import is_wide_row
 from gnncompile.codegen.triton.tiled_phases import Phase
 from gnncompile.codegen.triton.tiled_rows import RowPart
-from gnncompile.ir.region import LAYERS, Region, Space
+from gnncompile.ir.region import LAYERS, Region, Space, behind
 
 
 def overwritable(
@@ -76,18 +76,8 @@ def _may_write(region: Region, phase: Phase, k: int, i: int) -> bool:
     """Whether a walk may write an output over an input that no later kernel reads."""
     if i not in _read_by(region, phase):
         return True
-    return i in _behind(region, phase, region.outputs[k].node) and _is_loaded_once(region, phase, i)
-
-
-def _behind(region: Region, phase: Phase, node: int) -> set[int]:
-    """Returns the values from which a walk computes a value."""
-    found, todo = set[int](), [node]
-    while todo:
-        i = todo.pop()
-        if i not in found and i not in phase.loads:
-            todo.extend(region.nodes[i].args)
-        found.add(i)
-    return found
+    follows = i in behind(region.nodes, [region.outputs[k].node], phase.loads)
+    return follows and _is_loaded_once(region, phase, i)
 
 
 def _is_loaded_once(region: Region, phase: Phase, i: int) -> bool:
