@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gnncompile.ir import bits
-from gnncompile.ir.region import BITS, LAYERS, Node, Space
+from gnncompile.ir.region import BITS, LAYERS, Node, Region, Space
 from gnncompile.ir.stages import Backward
 
 READ = 256
@@ -25,9 +25,21 @@ def bytes_read(plan: Backward) -> float:
             if node.op == "input" and node.space in (region.by.opposite, Space.EDGE):
                 total += row_bytes(node)
             elif node.op in LAYERS:
-                rows = region.nodes[node.args[1]].shape if node.op == "transposed" else node.shape
-                total += 4 * rows[0] * rows[1] * region.features(at) / PRODUCT
+                total += 4 * _multiplications(region, at) / PRODUCT
     return total
+
+
+def multiplications(plan: Backward) -> int:
+    """Returns how many multiplications the linear layers of a backward take per edge."""
+    regions = [stage.region for stage in plan.stages]
+    layers = [(region, at) for region in regions for at, node in enumerate(region.nodes) if node.op in LAYERS]
+    return sum(_multiplications(region, at) for region, at in layers)
+
+
+def _multiplications(region: Region, layer: int) -> int:
+    node = region.nodes[layer]
+    heads, channels = region.nodes[node.args[1]].shape if node.op == "transposed" else node.shape
+    return heads * channels * region.features(layer)
 
 
 def row_bytes(node: Node) -> int:

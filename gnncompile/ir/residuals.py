@@ -6,8 +6,10 @@ The row values that a gradient needs are stored:
 - reductions that only an epilogue reads;
 - sums over edges that save the gradient a walk.
 
-Values per edge are not stored, except comparisons, as one bit each. A comparison is stored if the gradient would
-otherwise gather wide rows, or compute a layer per edge, to compare again.
+Values per edge are not stored, except
+- comparisons, as one bit each, if the gradient would otherwise gather wide rows, or compute a layer per edge, to
+  compare again;
+- results of layers on edges, if the caller asks for them, and the gradient would otherwise compute them again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from functools import lru_cache
 
 from gnncompile.ir import bits
 from gnncompile.ir.builder import Builder
-from gnncompile.ir.costs import bytes_read
+from gnncompile.ir.costs import bytes_read, multiplications
 from gnncompile.ir.cutting import trailing
 from gnncompile.ir.forward_values import selected_dtype
 from gnncompile.ir.reductions import REDUCTIONS, gradient_of
@@ -35,12 +37,13 @@ us; bits in the order of the edge list take 130 us to write (H200, 2.3M edges)."
 
 
 @lru_cache(maxsize=1024)
-def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Region:
+def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None, least_features: int = 0) -> Region:
     """Returns the region with the values that its gradient needs as additional outputs.
 
     Args:
         region: A region without residuals.
         wanted: For each tensor, whether a gradient may be asked for. None means all tensors.
+        least_features: The fewest features of layers whose results are stored. 0 stores none.
     """
     if wanted is not None and not any(wanted):
         return region
@@ -63,9 +66,11 @@ def with_residuals(region: Region, wanted: tuple[bool, ...] | None = None) -> Re
     b = Builder.of(region)
     for argument in Differentiation(region, given).sums_of_the_forward(b, wanted):
         kept.add(b, b.reduce("sum", argument))
-    if region.tiled:
-        return kept.finish(b)  # its backward computes every value per edge again that it does not return
-    return _with_comparisons(kept.finish(b), given, wanted or (True,) * region.count)
+    region, wanted = kept.finish(b), wanted or (True,) * region.count
+    if not region.tiled:
+        return _with_comparisons(region, given, wanted)
+    # The backward of a tiled region computes every value per edge again that the region does not return.
+    return _with_layers(region, given, wanted, least_features) if least_features else region
 
 
 @lru_cache(maxsize=4096)
@@ -119,6 +124,38 @@ def _with_comparisons(region: Region, given: tuple[bool, ...], wanted: tuple[boo
             if less + WRITTEN < cost:
                 region, cost = candidate, less
     return region
+
+
+def _with_layers(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...], least_features: int) -> Region:
+    """Returns the region with results of layers as outputs, each of which saves the backward multiplications.
+
+    What is added to a layer's result is stored with it. Layers of weights with fewer bits than values have are not
+    stored: their results would be longer than the weights' numbers, and short numbers are multiplied faster.
+    """
+    if region.factor != region.compute:
+        return region
+    count = multiplications(_backward(region, given, wanted))
+    for at, node in enumerate(region.nodes):
+        if node.op != "linear" or region.features(at) < least_features:
+            continue
+        found = _behind_additions(region, at)
+        output = Output(found, region.compute, trailing(region.nodes[found].shape))
+        candidate = Region(region.by, region.nodes, (*region.outputs, output), region.unmasked, region.tiled)
+        less = multiplications(_backward(candidate, given, wanted))
+        if less < count:
+            region, count = candidate, less
+    return region
+
+
+def _behind_additions(region: Region, at: int) -> int:
+    """Returns the last of the sums in which a value ends that is read for nothing else."""
+    while True:
+        readers = [k for k, node in enumerate(region.nodes) if at in node.args]
+        if len(readers) != 1 or region.nodes[readers[0]].op != "add":
+            return at
+        if region.nodes[readers[0]].shape != region.nodes[at].shape:
+            return at
+        at = readers[0]
 
 
 def _backward(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> Backward:

@@ -19,9 +19,11 @@ from torch._inductor.codecache import PyCodeCache
 
 from gnncompile import _compat
 from gnncompile.codegen.gemm import launch as gemm_launch
-from gnncompile.codegen.triton import kernel, tiled_layers
+from gnncompile.codegen.triton import edge_shares, kernel, tiled_layers
+from gnncompile.device import Device
 from gnncompile.layout import csr
 from gnncompile.runtime import launch
+from gnncompile.tile_sizes import WalkTile
 from tests.fuzz.program import CHANNELS
 from tests.harness import kernels, tune, tune_halves
 
@@ -78,7 +80,12 @@ def engine(name: str, which: str, reuse: bool = True) -> Iterator[None]:
         if which == "triton":  # and their products become ours
             tune(patch, least_over_rows=1, least_by_rows=1, least_product=1, least_weight=1, narrowest_product=2)
             patch.setattr(tiled_layers, "WIDE", CHANNELS)  # and walks write over rows
+            tile = ((0, WalkTile(16, 4, 1)),)  # and the edges are several shares
+            tune(patch, processors=1, tiled_floats=tile, tiled_halves=tile)
+            patch.setattr(edge_shares, "BYTES", 1)
             tune_halves(patch, least_weight=1)
+        if which == "cpp":  # and their results are stored for gradients
+            patch.setattr(Device, "stored_layers", property(lambda device: 2))
         if name == "inductor":
             options = {"allow_buffer_reuse": reuse, "inplace_buffers": reuse, "compile_threads": 1}
             with inductor_config.patch({k: v for k, v in options.items() if hasattr(inductor_config, k)}):

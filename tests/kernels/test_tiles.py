@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 import gnncompile.ops.region  # noqa: F401  (registers the ops)
+from gnncompile.codegen.triton import edge_shares
 from gnncompile.ir import reference
 from gnncompile.ir.reference import Layout
 from gnncompile.ir.region import Region
@@ -38,6 +39,9 @@ def edges(name: str) -> tuple[Tensor, Tensor, int, int]:
     return row, torch.randint(columns, (count,), generator=generator), rows, columns
 
 
+ONE_WALK = ("gated", "directed", "shared")
+"""Regions whose forward and backward are one walk each, so that nothing is stored for the next."""
+
 GRAPHS = ("no edge", "one node", "one edge", "hub", "bipartite", "many rows")
 
 
@@ -47,10 +51,12 @@ def both(name: str, alive: Tensor | None = None) -> list[Tensor]:
     return [*layout(row, column, rows, alive), *layout(column, row, columns, alive)]
 
 
-def region_of(name: str, dtype: str = "float32", unmasked: bool = True) -> tuple[Region, Maker]:
-    """A region with residuals, and its maker."""
+def region_of(
+    name: str, dtype: str = "float32", unmasked: bool = True, least_features: int = 0
+) -> tuple[Region, Maker]:
+    """A region with residuals, and its maker. Results of layers with at least so many features are stored."""
     make = Maker(dtype, unmasked)
-    region = with_residuals(REGIONS[name](make))
+    region = with_residuals(REGIONS[name](make), least_features=least_features)
     verify(region)
     return region, make
 
@@ -75,6 +81,7 @@ def check(
     run: Callable[..., list[Tensor]],
     tolerance: float,
     device: str = "cpu",
+    least_features: int = 0,
 ) -> None:
     """Compares outputs and all gradients of a region with those of the reference in float64.
 
@@ -84,7 +91,7 @@ def check(
     row, _, rows, columns = edges(graph)
     alive = None if unmasked else torch.rand(row.numel()) < 0.7
     walk = both(graph, alive)
-    region, make = region_of(name, dtype, unmasked)
+    region, make = region_of(name, dtype, unmasked, least_features)
     visible = len(REGIONS[name](Maker(dtype, unmasked)).outputs)
     tensors = make.tensors(rows, columns, row.numel(), getattr(torch, dtype))
     if name == "maximum" and tensors[0].element_size() == 2:
@@ -124,6 +131,13 @@ def test_masked_edges_count_nowhere(name: str, graph: str) -> None:
     check(name, graph, "float32", False, by_op, 2e-5)
 
 
+@pytest.mark.parametrize("unmasked", [True, False])
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", REGIONS)
+def test_gradients_read_layers_that_are_stored(name: str, graph: str, unmasked: bool) -> None:
+    check(name, graph, "float32", unmasked, by_op, 2e-5, least_features=2)
+
+
 @pytest.fixture(params=[pytest.param(DEVICE, marks=GPU)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The device of Triton's kernels. Few programs share the edges, so each walks several tiles."""
@@ -158,3 +172,49 @@ def test_every_type_by_triton(name: str, dtype: str, tolerance: float, device: s
 @pytest.mark.parametrize("name", REGIONS)
 def test_masked_edges_count_nowhere_by_triton(name: str, graph: str, device: str) -> None:
     check(name, graph, "float32", False, by_op, 2e-5, device)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("graph", ["one edge", "hub"])
+@pytest.mark.parametrize("name", REGIONS)
+def test_gradients_read_layers_that_are_stored_by_triton(name: str, graph: str, device: str) -> None:
+    check(name, graph, "float32", True, by_op, 2e-5, device, least_features=2)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Makes shares as small as they can be. The list gets the number of shares of each region that runs."""
+    numbers: list[int] = []
+
+    def divide(*arguments: int) -> Sequence[edge_shares.Share]:
+        made = original(*arguments)
+        numbers.append(len(made))
+        return made
+
+    original = edge_shares.divide
+    monkeypatch.setattr(edge_shares, "BYTES", 1)
+    monkeypatch.setattr(edge_shares, "divide", divide)
+    return numbers
+
+
+@INTERPRETED
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", REGIONS)
+def test_shares_of_the_edges(name: str, graph: str, device: str, counted: list[int]) -> None:
+    check(name, graph, "float32", True, by_op, 2e-5, device)
+    assert (max(counted) > 1) == (edges(graph)[0].numel() > 300 and name not in ONE_WALK)
+
+
+@INTERPRETED
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-11), ("bfloat16", 3e-2), ("float16", 4e-3)])
+@pytest.mark.parametrize("name", REGIONS)
+def test_shares_of_every_type(name: str, dtype: str, tolerance: float, device: str, counted: list[int]) -> None:
+    check(name, "bipartite", dtype, True, by_op, tolerance, device)
+    assert counted
+
+
+@INTERPRETED
+@pytest.mark.parametrize("name", REGIONS)
+def test_edges_that_are_masked_out_are_one_share(name: str, device: str, counted: list[int]) -> None:
+    check(name, "hub", "float32", False, by_op, 2e-5, device)
+    assert {*counted} == {1}

@@ -206,7 +206,7 @@ def _run_tiles(kernel: TiledKernel, degree: int, run: _Run) -> None:
         programs = torch.sym_min(-(-run.edges // walk.tile.edges), most)
         if walk.add_up is not None:
             run.given["sums"] = run.empty(programs, *walk.partial)
-        run.launch(walk.entry(types), programs, [run.rows])
+        run.launch(walk.entry(types), programs, [run.rows, 0, run.edges])
         if walk.add_up is not None:
             _add_up(walk.add_up, "sums", walk.sums, run)
     for k, out in enumerate(region.outputs):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.codegen.gemm.weights import in_parts, splitting
-from gnncompile.codegen.triton import tiled_writer
+from gnncompile.codegen.triton import edge_shares, tiled_writer
+from gnncompile.codegen.triton.edge_shares import Share
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, complaint, on_device
 from gnncompile.codegen.triton.module import load_module
@@ -76,24 +77,46 @@ class _Walk:
 
     def compile_ahead(self, types: Mapping[str, torch.dtype]) -> None:
         """Starts to compile the kernel. `types` are the dtypes of all tensors of a region's launch, by name."""
-        self._kernel.compile_ahead([types[name] for name in self._names], 1, ())
+        self._kernel.compile_ahead([types[name] for name in self._names], len(tiled_writer.NUMBERS), ())
         if self.add_up is not None:
             self.add_up.compile_ahead(self.partial[1], [types[name] for name in self.sums])
 
     def entry(self, types: Mapping[str, torch.dtype]) -> Entry:
         """Returns the kernel, for packages. `types` are those of :meth:`compile_ahead`."""
-        return self._kernel.entry(self._names, [types[name] for name in self._names], 1, ())
+        return self._kernel.entry(self._names, [types[name] for name in self._names], len(tiled_writer.NUMBERS), ())
 
-    def __call__(self, given: list[Tensor], rows: int, edges: int) -> None:
-        """Launches the kernel, and adds up the sums of its programs. `given` are all tensors of a region's launch."""
-        programs = min(-(-edges // self.tile.edges), self.tile.programs * tuning.TILES.processors)
-        if self.add_up is None:
-            self._kernel(programs, self._pick(given), (rows,), ())
-            return
+    @property
+    def wave(self) -> int:
+        """The edges that programs on all multiprocessors take at a time."""
+        return self.tile.edges * self.tile.programs * tuning.TILES.processors
+
+    def programs(self, share: Share) -> int:
+        """Returns the number of programs for a share of the edges."""
+        return -(-min(share.size, self.wave) // self.tile.edges)
+
+    def sums_of_programs(self, shares: Sequence[Share], like: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Returns memory for the sums of all programs, on the device of `like`, and the part of it for each share."""
         length, dtype = self.partial
-        given[_SUMS] = given[0].new_empty((programs, length), dtype=dtype)
-        self._kernel(programs, self._pick(given), (rows,), ())
-        self.add_up(given[_SUMS], [given[self._places[name]] for name in self.sums])
+        counts = [self.programs(share) for share in shares]
+        sums = like.new_empty((sum(counts), length), dtype=dtype)
+        return sums, sums.split(counts)
+
+    def __call__(self, given: list[Tensor], rows: int, share: Share, sums: Tensor) -> None:
+        """Launches the kernel for a share of the edges.
+
+        Args:
+            given: All tensors of a region's launch.
+            rows: The number of rows.
+            share: The share.
+            sums: The sums of the programs, to write.
+        """
+        given[_SUMS] = sums
+        self._kernel(self.programs(share), self._pick(given), (rows, *share), ())
+
+    def write_sums(self, sums: Tensor, given: Sequence[Tensor]) -> None:
+        """Adds up the sums of all programs, and writes those outputs."""
+        if self.add_up is not None:
+            self.add_up(sums, [given[self._places[name]] for name in self.sums])
 
 
 class TiledKernel:
@@ -125,6 +148,7 @@ class TiledKernel:
         self._places = {name: at for at, name in enumerate(self._names())}
         self.walks = [_Walk(plan, phase, self._places, tile) for phase in plan.phases]
         self.reads_rows = any(walk.reads_rows for walk in self.walks)
+        self._turns = edge_shares.turns(plan)
         self.parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
         self.overwritable = {
             k: tuple(region.nodes[i].positions[0] for i in inputs) for k, inputs in plan.overwritable.items()
@@ -211,20 +235,19 @@ class TiledKernel:
         rowptr, edges, plan = layout[0], layout[1].size(0), self.plan
         rows, device = rowptr.size(0) - 1, rowptr.device
         owners = rows_of_edges(rowptr, edges) if self.reads_rows else rowptr
+        shares = self._shares(edges)
         # Rows of edges that are masked out are not written. They must not count in products.
         make = torch.empty if self.region.unmasked else torch.zeros
         temporaries = [
-            make((edges, self.region.nodes[i].shape[1]), dtype=tensor_type(plan.stored[i]), device=device)
-            for i in self.temporaries().values()
+            rowptr if i in plan.brief else self._memory(make, i, edges, device) for i in self.temporaries().values()
         ]
         weights = [
             in_parts(tensors[int(name[1:])], size, padded_matrix(size), size[1])
             for name, size in self.weights().items()
         ]
         given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
-        for walk in self.walks:
-            walk(given, rows, edges)
-        self._write_products(given, outputs)
+        self._walk(given, rows, shares, outputs)
+        write_products([self._product(k, given, outputs[k]) for k in edge_shares.products(plan, brief=False)])
         for kernel, part in self.parts if rows else ():
             leaves = [given[self._places[plan.places[i]]] for i in sorted(part.leaves)]
             kernel.trusted([*tensors[: self.region.count], *leaves], layout, [outputs[k] for k in part.outputs])
@@ -235,13 +258,48 @@ class TiledKernel:
             return tensors
         return [t.to(torch.float64) if t.dtype is torch.bool else t for t in tensors]
 
-    def _write_products(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        nodes, edges, products = self.region.nodes, given[1].size(0), []
-        for out, output in zip(self.region.outputs, outputs, strict=True):
-            if out.node in self.plan.products:
-                left, right = (self._factor(i, given).view(edges, nodes[i].shape[1]) for i in nodes[out.node].args)
-                products.append(EdgeProduct(left, right, output.view(matrix(self.region, nodes[out.node]))))
-        write_products(products)
+    def _shares(self, edges: int) -> Sequence[Share]:
+        plan = self.plan
+        bytes_per_edge = sum(plan.width(i) * tensor_type(plan.stored[i]).itemsize for i in plan.brief)
+        return edge_shares.divide(edges, bytes_per_edge, max((walk.wave for walk in self.walks), default=1))
+
+    def _walk(self, given: list[Tensor], rows: int, shares: Sequence[Share], outputs: Sequence[Tensor]) -> None:
+        """Walks the edges, share by share, and writes all sums over edges that the walks and their products take."""
+        sums = [walk.sums_of_programs(shares, given[0]) for walk in self.walks]
+        products, one = edge_shares.products(self.plan, brief=True), len(shares) == 1
+        found = {k: outputs[k][None] if one else self._for_shares(outputs[k], len(shares)) for k in products}
+        for number, share in enumerate(shares):
+            for walk, turn, (_, of_shares) in zip(self.walks, self._turns, sums, strict=True):
+                self._keep(given, turn.stores, share)
+                walk(given, rows, share, of_shares[number])
+                write_products([self._product(k, given, found[k][number]) for k in turn.products])
+                self._forget(given, turn.done)
+        for walk, (of_programs, _) in zip(self.walks, sums, strict=True):
+            walk.write_sums(of_programs, given)
+        for k, out in () if one else found.items():
+            outputs[k].copy_(out.sum(0))
+
+    def _keep(self, given: list[Tensor], values: Sequence[int], share: Share) -> None:
+        for i in values:
+            given[self._places[self.plan.places[i]]] = self._memory(torch.empty, i, share.size, given[0].device)
+
+    def _forget(self, given: list[Tensor], values: Sequence[int]) -> None:
+        for i in values:
+            given[self._places[self.plan.places[i]]] = given[0]
+
+    def _memory(self, make: Callable[..., Tensor], i: int, edges: int, device: torch.device) -> Tensor:
+        """Returns memory for a value that a walk stores."""
+        return make((edges, self.plan.width(i)), dtype=tensor_type(self.plan.stored[i]), device=device)
+
+    def _for_shares(self, output: Tensor, shares: int) -> Tensor:
+        """Returns memory for what each share adds to an output."""
+        return output.new_empty((shares, *output.shape), dtype=tensor_type(self.region.compute))
+
+    def _product(self, k: int, given: Sequence[Tensor], out: Tensor) -> EdgeProduct:
+        """Returns the product that an output is, of the rows that its factors have."""
+        node = self.region.nodes[self.region.outputs[k].node]
+        left, right = (self._factor(i, given).view(-1, self.plan.width(i)) for i in node.args)
+        return EdgeProduct(left, right, out.view(matrix(self.region, node)))
 
     def _factor(self, i: int, given: Sequence[Tensor]) -> Tensor:
         name = self.plan.places.get(i, f"t{self.region.nodes[i].value}")

@@ -34,6 +34,8 @@ class TiledPlan:
             bool is stored as a number: Triton 3.6 and 3.7 can't compile a float64 product of a value that a bool from
             memory has chosen.
         places: The name of the tensor of each stored value: an output ``out<position>``, or ``temp<node>``.
+        brief: The stored values that only later walks, and products of two such values, read. They have a row for each
+            edge of a share: see :mod:`gnncompile.codegen.triton.edge_shares`. Others have a row for each edge.
         overwritable: The inputs that each output may be written over: their nodes, by the output's position.
 
     Raises:
@@ -56,7 +58,22 @@ class TiledPlan:
         loaded = kept.union(*(phase.loads for phase in self.phases))
         self.stored = {i: self._dtype(i) for i in sorted(loaded)}
         self.places = {i: self._place(i, outputs) for i in self.stored}
+        self.brief = self._brief()
         self.overwritable = overwritable(region, self.phases, self.products, self.parts)
+
+    def _brief(self) -> frozenset[int]:
+        if not self.region.unmasked:  # rows of edges that are masked out must be 0 in products
+            return frozenset()
+        leaves = set[int]().union(*(part.leaves for part in self.parts))
+        found = {i for i, place in self.places.items() if place.startswith("temp") and i not in leaves}
+        factors = [set(self.region.nodes[i].args) for i in self.products]
+        while mixed := [pair for pair in factors if pair & found and not pair <= found]:
+            found = found.difference(*mixed)
+        return frozenset(found)
+
+    def width(self, i: int) -> int:
+        """Returns the numbers of a value per edge."""
+        return self.region.nodes[i].shape[1]
 
     def is_given(self, i: int) -> bool:
         """Whether a product can take an input as it is. If edges are masked out, their rows must not count."""

@@ -150,7 +150,8 @@ class TileValues:
         """Returns the load of an input, or of a value that an earlier phase stored."""
         node, zeroed = self.region.nodes[i], i in self.summed_operands
         if i in self.phase.loads:
-            return self._load(self.plan.places[i], node.shape[1], Space.EDGE, node.boolean, again, zeroed)
+            stored, place = self.plan.places[i], self.row_of_stored(i)
+            return self._load(stored, node.shape[1], Space.EDGE, node.boolean, again, zeroed, place)
         if node.dtype == SEED:
             return f"tl.load(t{node.value})"
         if node.dtype == BITS:
@@ -160,15 +161,28 @@ class TileValues:
         weights = node.space is Space.FEATURE
         length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
         row = self.names[node.args[0]] if node.through_index else None
-        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed, row)
+        present = f"({row} >= 0)" if row else ""  # -1 reads zeros
+        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed, row, present)
+
+    def row_of_stored(self, i: int) -> str:
+        """Returns the name of the row index of a value that a walk stores for others."""
+        return "share_at" if i in self.plan.brief else "edge_at"
 
     def _load(
-        self, tensor: str, length: int, space: Space, boolean: bool, again: bool, zeroed: bool, row: str | None = None
+        self,
+        tensor: str,
+        length: int,
+        space: Space,
+        boolean: bool,
+        again: bool,
+        zeroed: bool,
+        row: str | None = None,
+        present: str = "",
     ) -> str:
-        """Returns the load of a tensor's rows in a space, or of the rows that an index names. -1 reads zeros."""
+        """Returns the load of a tensor's rows in a space, or of rows with these numbers, if these are `present`."""
         offset, masks = self.columns(length)
         masks = ["alive", *masks] if zeroed else masks
-        masks = masks if row is None else [f"({row} >= 0)", *masks]
+        masks = [present, *masks] if present else masks
         at = offset or " + tl.zeros([1, 1], tl.int32)"
         if space not in (Space.PARAMETER, Space.FEATURE):
             at = f" + {row or self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"

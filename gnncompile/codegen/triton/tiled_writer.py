@@ -1,7 +1,7 @@
 """Writes one phase of the walk of a tiled region as the text of a Python module with one Triton kernel.
 
-The edges are walked in the order of their rows, so that rows which edges share stay in the caches. A program takes a
-tile of edges, then the tile that lies as many tiles further on as there are programs, and so on.
+The edges of a share are walked in the order of their rows, so that rows which edges share stay in the caches. A program
+takes a tile of edges, then the tile that lies as many tiles further on as there are programs, and so on.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from gnncompile.ir.region import BOOL, SEED, Space
 KERNEL = "walk_tiles"
 """Name of the kernel in the generated module."""
 
-NUMBERS = ("num_rows",)
-"""The integer argument: the number of rows."""
+NUMBERS = ("num_rows", "first", "end")
+"""The integer arguments: the number of rows, and the share of the edges, from `first` up to `end`."""
 
 FUNCTIONS = ("add_rows", "layer", "layer_of_parts", "product", "weights", "weights_of_part")
 """The functions of :mod:`gnncompile.codegen.triton.tiled_functions` that generated kernels call."""
@@ -38,11 +38,12 @@ class TiledWriter(TileValues):
         self.inputs = [nodes[i] for i in phase.need if nodes[i].op == "input"]
         self.spaces = {n.space for n in self.inputs}
         self.written = [i for i in phase.stores if plan.places[i].startswith("temp")]
-        numbered = any(nodes[i].numbers_edges for i in phase.need) or phase.outputs or self.written or phase.loads
+        numbered = any(nodes[i].numbers_edges for i in phase.need) or bool(phase.outputs)
+        numbered = numbered or not plan.brief.issuperset((*self.written, *phase.loads))
         used = {
             "rowptr": True,
             "col": self.region.by.opposite in self.spaces,
-            "edge": bool(numbered),
+            "edge": numbered,
             "rows": self.region.by in self.spaces,
             "sums": bool(phase.sums),
         }
@@ -86,7 +87,7 @@ class TiledWriter(TileValues):
     def _prologue(self) -> None:
         nodes = self.region.nodes
         self.line("program = tl.program_id(0)")
-        self.line("last = tl.load(rowptr + num_rows)")
+        self.line("last = tl.minimum(tl.load(rowptr + num_rows), end)")
         self.line(f"lane = tl.arange(0, {self.tile.edges})")
         read = {*self.phase.need, *self.phase.sums}
         lengths = {nodes[i].shape[1] for i in read if nodes[i].dtype != SEED}
@@ -104,7 +105,8 @@ class TiledWriter(TileValues):
 
     def _loop(self) -> None:
         nodes, step = self.region.nodes, f"tl.num_programs(0) * {self.tile.edges}"
-        self.line(f"for start in tl.range(program * {self.tile.edges}, last, {step}, num_stages={self.tile.stages}):")
+        begin = f"first + program * {self.tile.edges}"
+        self.line(f"for start in tl.range({begin}, last, {step}, num_stages={self.tile.stages}):")
         self.indent += 1
         self._open_tile()
         outputs, stores, sums = list(self.phase.outputs), list(self.written), list(self.phase.sums)
@@ -134,6 +136,8 @@ class TiledWriter(TileValues):
             self.line("other = tl.load(col + position).to(tl.int64)[:, None]")
         if "edge" in self.parameters:
             self.line("edge_at = tl.load(edge + position).to(tl.int64)[:, None]")
+        if not self.plan.brief.isdisjoint((*self.written, *self.phase.loads)):
+            self.line("share_at = (position - first).to(tl.int64)[:, None]")
         if Space.ORDERED in self.spaces:
             self.line("here = position.to(tl.int64)[:, None]")
         if "rows" in self.parameters:
@@ -149,7 +153,8 @@ class TiledWriter(TileValues):
             value = f"({value}).to(tl.{dtype})"
         elif not node.boolean:
             value = f"({value} != 0)"
-        at = f"edge_at * {length}{offset}" if length > 1 else "edge_at"
+        row = self.row_of_stored(i) if tensor.startswith("temp") else "edge_at"
+        at = f"{row} * {length}{offset}" if length > 1 else row
         self.line(f"tl.store({tensor} + {at}, {value}{masked(['alive', *masks])})")
 
     # -- sums over all edges --------------------------------------------------------------------------------------

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from gnncompile.device import device_of
 from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
 from gnncompile.ir.verify import verify
-from gnncompile.passes.analysis import ONCE, aten, own
+from gnncompile.passes.analysis import ONCE, aten, own, value
 from gnncompile.passes.context import Context
 from gnncompile.passes.pre_grad import wrap_negative_indices
 from gnncompile.passes.pre_grad.message import Message
@@ -45,7 +46,8 @@ class Layouts:
         """Adds the call of a message's region, and returns the region with its residuals, and the call."""
         layout = self.of(message)
         region, tensors = message.bind(replace(region, unmasked=self.is_unmasked(layout)), layout)
-        region = with_residuals(region, tuple(t in self.ctx.needs_grad for t in tensors))
+        wanted = tuple(t in self.ctx.needs_grad for t in tensors)
+        region = with_residuals(region, wanted, device_of(value(like).device).stored_layers)
         verify(region)
         if message.stores_rows and region.unmasked and self.ctx.runs_post_grad and self.ctx.is_plain:
             tensors.append(self._row_of_edge(message.index, message.num_rows))
