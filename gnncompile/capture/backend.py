@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import weakref
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
-from gnncompile.capture.provenance import kept_inputs, uneven_sources
+from gnncompile.capture.provenance import kept_inputs, uneven_sources, written_tensors
 from gnncompile.capture.undefined_grads import with_undefined_grads
 from gnncompile.cudagraphs import eligibility
 from gnncompile.cudagraphs.backward_thread import in_caller
@@ -49,7 +50,6 @@ from gnncompile.ops import (
 from gnncompile.ops.structure import without_dispatcher
 from gnncompile.options import Options
 from gnncompile.passes import manager
-from gnncompile.passes.analysis import same_when_repeated
 from gnncompile.passes.log import PassLog, Skip, line_of, not_padded
 from gnncompile.passes.partitioned.fingerprint import exchanges_of
 from gnncompile.passes.partitioned.parts import REMEDY, Parts
@@ -68,7 +68,7 @@ class Captured:
         structure: The cache of the graph structure that it computes; None if it computes none.
         recordings: Its CUDA graph recordings, or the reason that it has none; None if recording is off.
         observer: The observer that watched the passes.
-        repeatable: Whether running the graph twice has the same effect as running it once.
+        written: The tensors that a run of the graph writes to, besides its results. None if it leaves more behind.
         kept: The positions of the graph's inputs that are attributes of the model.
     """
 
@@ -76,7 +76,7 @@ class Captured:
     structure: StructureCache | None
     recordings: CudaGraphPool | str | None = None
     observer: manager.Observer | None = None
-    repeatable: bool = False
+    written: list[weakref.ref[Tensor]] | None = None
     kept: frozenset[int] = frozenset()
 
 
@@ -180,7 +180,7 @@ class Backend(_compat.CaptureSettings):
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
-        captured.repeatable = same_when_repeated(gm.graph)
+        captured.written = written_tensors(gm, inputs)
         results = captured.log.padded or []
         padded = results if any(results) else []
         if padded and not self.narrows:

@@ -1,12 +1,16 @@
-"""Finds the inputs of a captured graph that each of its results is computed from."""
+"""Finds the inputs of a captured graph that each of its results is computed from, and those that it writes to."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from gnncompile import _compat
-from gnncompile.passes.analysis import aten, carries_gradient, mutates, value, with_grad_mode
+from gnncompile.passes.analysis import aten, carries_gradient, mutates, value, with_grad_mode, written_inputs
 
 
 def uneven_sources(gm: fx.GraphModule) -> list[frozenset[int]] | None:
@@ -37,6 +41,15 @@ def _ends_gradients(node: fx.Node) -> bool:
     if node.target in (aten.detach.default, aten.detach_.default):
         return True
     return isinstance(node.meta.get("val"), torch.Tensor) and not carries_gradient(node)
+
+
+def written_tensors(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[weakref.ref[Tensor]] | None:
+    """Returns those of a graph's inputs that it writes to, or None if it may leave more behind than that."""
+    written = written_inputs(gm.graph)
+    if written is None:
+        return None
+    places = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
+    return [weakref.ref(inputs[places[node]]) for node in written]
 
 
 def kept_inputs(gm: fx.GraphModule) -> frozenset[int]:

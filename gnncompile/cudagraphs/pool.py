@@ -102,6 +102,11 @@ class Begun(NamedTuple):
     context: Any
     lease: Lease
 
+    def undo(self) -> None:
+        """Undoes what the first part wrote, and gives the recording back."""
+        self.recording.undo()
+        self.recording.release()
+
 
 class CudaGraphPool:
     """Runs a graph, by replay if possible.
@@ -116,6 +121,7 @@ class CudaGraphPool:
         settings: How recordings are replayed.
         padded: As for :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`. Results of runs without a recording keep
             their padding.
+        undone: As for :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`.
 
     Attributes:
         reason: Why the graph is not recorded (any more), or None.
@@ -129,9 +135,10 @@ class CudaGraphPool:
         structural: Iterable[int],
         settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
+        undone: Iterable[int] = (),
     ) -> None:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
-        self.settings, self.padded = settings, padded
+        self.settings, self.padded, self.undone = settings, padded, sorted(undone)
         if settings.native:
             native.prepare()
         self.recorded: list[tuple[Seen, CudaGraphRun]] = []
@@ -171,21 +178,22 @@ class CudaGraphPool:
         Args:
             args: The inputs of the graph: tensors and numbers.
             facts: Other values on which a recording depends.
-            begun: The replay that :meth:`begin` launched with the expected inputs, if any.
+            begun: The replay that :meth:`begin` launched with the expected inputs, if any. It is used or undone.
             memory: The address of the memory of the inputs, if later inputs will be there too. Each such memory gets a
                 recording that reads the inputs in place, while these recordings are at most half of all.
         """
-        _compat.refuse_tangents(args)
         where = cuda_graph.context(self.device) if self.reason is None else None
+        if begun is not None and not (begun.context == (where, facts) and all(map(_is_the_same, begun.args, args))):
+            begun.undo()
+            begun = None
+        _compat.refuse_tangents(args)
         if where is None:
             return finished(self.run(*args))
         csr.check_pending()
         context = self._context = where, facts
         self._calls += 1
         if begun is not None:
-            if begun.context == context and all(map(_is_the_same, begun.args, args)):
-                return self._replay(begun.recording, args, begun.lease, begun=True)
-            begun.recording.release()
+            return self._replay(begun.recording, args, begun.lease, begun=True)
         for seen, recording in reversed(self.recorded):
             if seen.context == context and recording.fits(args):
                 lease = self._lease(recording)
@@ -248,7 +256,9 @@ class CudaGraphPool:
         try:
             mutated = frozenset(seen.mutated)
             structural = self._tensors(args)
-            recording = CudaGraphRun(self.run, args, structural, copied, mutated, record, self.settings, self.padded)
+            recording = CudaGraphRun(
+                self.run, args, structural, copied, mutated, record, self.settings, self.padded, undone=self.undone
+            )
         except (UnsupportedRegion, RuntimeError) as reason:
             self._refuse(seen, reason, bool(copied & self.structural))
             return None

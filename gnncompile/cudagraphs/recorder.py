@@ -26,6 +26,7 @@ from gnncompile import _compat
 from gnncompile.cudagraphs import backward_thread, native
 from gnncompile.cudagraphs.cuda_graph import Recorder
 from gnncompile.cudagraphs.static_inputs import StaticInputs
+from gnncompile.cudagraphs.undo import Undo
 from gnncompile.device import aligned_length
 from gnncompile.exc import SecondBackwardError, UnsupportedRegion
 from gnncompile.layout import identity_cache
@@ -107,6 +108,7 @@ class CudaGraphRun:
         settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
         over_parts: bool = False,
+        undone: Sequence[int] = (),
     ) -> None:
         if copied & mutated:
             raise UnsupportedRegion("an input that it writes to is another tensor in each call")
@@ -134,8 +136,9 @@ class CudaGraphRun:
             inputs[k] = inputs[k].detach().requires_grad_()
         if any(isinstance(a, nn.Parameter) and _compat.has_hooks(a) for a in args):
             gc.collect()  # garbage may hold the node of such a parameter, which belongs to an earlier stream
+        self.undo = Undo([args[k] for k in undone])
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
-            self._forward, made = record(lambda: run(*inputs))
+            self._forward, made = record(lambda: self._begin(run, inputs))
             self._finish: Callable[[], None] | None = None
             if isinstance(made, Unfinished):
                 self._finish, self._hand_out = record(made.finish)
@@ -156,6 +159,11 @@ class CudaGraphRun:
         self._replay: Callable[..., tuple[Tensor, ...]] | None = None
         self._lease: weakref.ref[Lease] | None = None
         self._lock = threading.Lock()
+
+    def _begin(self, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Runs the first part. What it writes to is copied first."""
+        self.undo.keep()
+        return run(*inputs)
 
     def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:
         self._cotangents = [torch.empty_like(m) for m in made]

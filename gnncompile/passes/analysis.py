@@ -185,6 +185,9 @@ def mutates(node: fx.Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
+_COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
+"""The namespaces of torch's collectives."""
+
 _WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
 """Ops that write to running statistics in training, although their schemas do not say so."""
 
@@ -214,19 +217,27 @@ def _updates_statistics(node: fx.Node) -> bool:
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def same_when_repeated(graph: fx.Graph) -> bool:
-    """Whether running a graph twice is known to equal running it once.
+def written_inputs(graph: fx.Graph) -> list[fx.Node] | None:
+    """Returns the inputs that a graph writes to, or None if it may leave more behind than results and what it writes.
 
-    Such a graph writes to no tensor that existed before, and draws no random numbers.
+    A graph leaves more behind if it draws random numbers, takes part in a collective, or writes to its own constants.
     """
-    return not any(map(_may_leave_something, graph.nodes))
+    if any(map(_may_leave_something, graph.nodes)):
+        return None
+    written = written_nodes(graph)
+    for node in filter(_updates_statistics, graph.nodes):
+        written.update(a for a in node.args[3:5] if isinstance(a, fx.Node))
+    roots = [node for node in graph.nodes if node in written and not makes_new_tensor(node)]
+    found = [node for node in roots if node.op == "placeholder"]
+    # What is written through a view of an input is among the written nodes itself.
+    return None if any(node.op == "get_attr" for node in roots) else found
 
 
 def _may_leave_something(node: fx.Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return mutates(node) or _updates_statistics(node) or depends_on_chance(node)
+        return depends_on_chance(node) or node.target.namespace in _COLLECTIVES
     # A function that is no operator has no schema. Arithmetic of sizes only makes numbers.
     return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
 

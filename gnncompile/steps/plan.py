@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gnncompile.capture.backend import Captured
 from gnncompile.capture.compiled_callable import Call
 from gnncompile.capture.inputs import FlatInputs, leaves, with_leaves
 from gnncompile.cudagraphs.pool import CudaGraphPool
+
+MOST_UNDONE = 2**20
+"""The most bytes of buffers that are copied in each step, to undo what a step wrote that was not wanted."""
 
 
 class Plan:
@@ -27,11 +31,12 @@ class Plan:
         structural: Indices, among the leaves of the arguments, of the tensors in `built_of`.
         num_leaves: The number of leaves of the arguments.
         recordings: Records and replays the steps.
-        repeatable: Whether forward and backward change nothing except losses and gradients, so a second run is safe.
+        undone: The leaves, parameters and buffers, as numbered by :meth:`state`, that forward and backward write to, if
+            all of this can be undone. None if it can't: a step must not be begun before it is known to be wanted.
     """
 
     recordings: CudaGraphPool
-    repeatable = False
+    undone: frozenset[int] | None = None
 
     def __init__(
         self,
@@ -63,6 +68,23 @@ class Plan:
     def state(self) -> list[Any]:
         """Returns the tensors that a step may write to; None in place of a parameter or buffer that was removed."""
         return [*(holder.get(name) for holder, name in self._slots), *self._also]
+
+    def find_undone(self, captures: Iterable[Captured]) -> None:
+        """Finds :attr:`undone`: small buffers of the model, such as running statistics, are copied back.
+
+        Args:
+            captures: The captured graphs of the step.
+        """
+        slots = [holder[name] for holder, name in self._slots]
+        places = {id(t): at for at, t in enumerate(slots, self.num_leaves) if not isinstance(t, nn.Parameter)}
+        written: list[Tensor | None] = []
+        for capture in captures:
+            if capture.written is None:
+                return
+            written += [ref() for ref in capture.written]
+        found = [t for t in written if t is not None and id(t) in places]
+        if len(found) == len(written) and sum(t.nbytes for t in found) <= MOST_UNDONE:
+            self.undone = frozenset(places[id(t)] for t in found)
 
     def call(self, given: Sequence[Any]) -> Call:
         """Builds a call's arguments from their leaves. Further entries, the parameters and buffers, are ignored."""

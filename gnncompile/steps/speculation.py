@@ -1,7 +1,8 @@
 """Launches a step's forward and backward before it is known that they are the right ones.
 
 Meanwhile the host flattens the arguments and checks the guards, which takes about as long as the kernels of a small
-step. A wrong guess does no harm: only the update writes to parameters and state, and the update waits for the check.
+step. A wrong guess does no harm: only the update writes to parameters and to the optimizer's state, and it waits for
+the check. What forward and backward write to buffers, as to the statistics of batch norms, is undone.
 """
 
 from __future__ import annotations
@@ -24,31 +25,40 @@ class SpeculativeLaunch:
         self._again = False
         self._given: tuple[int, ...] = ()
         self._leaves: list[Any] = []
+        self._begun: Begun | None = None
 
-    def begin_again(self, given: tuple[Any, dict[str, Any], Any]) -> Begun | None:
+    def begin_again(self, given: tuple[Any, dict[str, Any], Any]) -> None:
         """Begins a step with the arguments of the previous step, if they are the same objects.
 
         Args:
             given: Positional arguments, keyword arguments and target, as the user passed them.
-
-        Returns:
-            The replay that was begun, or None.
         """
         if not self._again or _identities(given) != self._given:
-            return None
+            return
         found: list[Any] = []
         for value in self._leaves:
             if isinstance(value, weakref.ref):
                 value = value()
                 if value is None:
-                    return None
+                    return
             found.append(value)
-        return self.begin(found)
+        self.begin(found)
 
-    def begin(self, found: Sequence[Any]) -> Begun | None:
-        """Begins a step with arguments that have these leaves; returns None if no step is expected."""
-        plan = self._plan if self._again else None
-        return plan.recordings.begin([*found, *plan.state()]) if plan is not None and plan.repeatable else None
+    def begin(self, found: Sequence[Any]) -> None:
+        """Begins a step with arguments that have these leaves, if such a step is expected and none was begun."""
+        plan = self._plan if self._again and self._begun is None else None
+        if plan is not None and plan.undone is not None:
+            self._begun = plan.recordings.begin([*found, *plan.state()])
+
+    def take(self) -> Begun | None:
+        """Returns the replay that was begun, for the caller to use or to undo; None if none was begun."""
+        begun, self._begun = self._begun, None
+        return begun
+
+    def undo(self) -> None:
+        """Undoes the replay that was begun, if any."""
+        if (begun := self.take()) is not None:
+            begun.undo()
 
     def learn(self, given: tuple[Any, dict[str, Any], Any], found: Sequence[Any], plan: Plan | None) -> bool:
         """Notes what a step did.

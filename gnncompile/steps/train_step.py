@@ -220,26 +220,35 @@ class TrainStep:
         if _compat.needs_eager() is not None or self._program.watch() is not None:
             self._check(given[0], given[1])
             return finished(self._train(lambda: self._program(given, {}), whole=False))  # type: ignore[no-any-return]
+        try:
+            made = self._planned(given)
+        finally:
+            self._ahead.undo()
+        return self._first(given) if made is None else made
+
+    def _planned(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...] | None:
+        """Runs a step by its plan, or returns None if there is no plan for it."""
         # A launch that turns out wrong has overwritten gradients, so they must be gradients that a step clears.
         may_begin = self._averaging is not None or self._settings.trains_the_same()
-        with torch.no_grad():
-            begun = self._ahead.begin_again(given) if may_begin else None
+        if may_begin:
+            with torch.no_grad():
+                self._ahead.begin_again(given)
         call = self._take(given)
         if call is None:
-            return self._first(given)
+            return None
         found: list[Any] = []
         leaves((call.args, call.counts), found)
         with torch.no_grad():
-            if begun is None and may_begin:
-                begun = self._ahead.begin(found)
+            if may_begin:
+                self._ahead.begin(found)
             plan = self._plan(call) if self._plans else None
-            expected = self._ahead.learn(given, found, plan)
-            if plan is not None:
-                facts = self._facts_of(plan)
-                args = [*found, *plan.state()]
-                memory = None if call.taken.batch is None else call.taken.batch.memory
-                return plan.recordings(args, facts, begun if expected else None, memory)  # type: ignore[no-any-return]
-        return self._first(given)
+            if not self._ahead.learn(given, found, plan):
+                self._ahead.undo()
+            if plan is None:
+                return None
+            facts = self._facts_of(plan)
+            memory = None if call.taken.batch is None else call.taken.batch.memory
+            return plan.recordings([*found, *plan.state()], facts, self._ahead.take(), memory)  # type: ignore[no-any-return]
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
         """Returns a step's arguments, flattened, or None if the step can't be recorded for them."""
@@ -277,7 +286,7 @@ class TrainStep:
         also = self._averaging.buffers if self._averaging is not None else []
         built_of, over_parts = [tensor for inputs, _ in kept for tensor in inputs], self._mesh is not None
         plan = Plan(capture, call, built_of, self.model, also, over_parts)
-        plan.repeatable = all(captured.repeatable for captured in self._program.backend.captured)
+        plan.find_undone(self._program.backend.captured)
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.supports_cuda_graphs(plan.device):
             plan.recordings = self._pool(plan)
@@ -289,7 +298,8 @@ class TrainStep:
         """Returns what records and replays the steps of a plan."""
         run, group = functools.partial(self._run, plan), self._program.backend.group
         if group is None:
-            return CudaGraphPool(run, self._most, plan.device, plan.structural, self._recording_settings)
+            settings, undone = self._recording_settings, plan.undone or ()
+            return CudaGraphPool(run, self._most, plan.device, plan.structural, settings, undone=undone)
         # A part without edges does not tell which of its empty tensors structure was built from.
         structural = union(group, "a new step", plan.structural)
         kept = range(plan.num_leaves, plan.num_leaves + len(plan.state()))
@@ -313,7 +323,8 @@ class TrainStep:
 
     def _run(self, plan: Plan, *given: Any) -> Any:
         self._settings.keep_on(plan.device)  # the optimizer may have been loaded since the last step
-        plan.repeatable &= not any(map(_compat.has_hooks, self.model.parameters()))
+        if any(map(_compat.has_hooks, self.model.parameters())):
+            plan.undone = None
         return self._train(lambda: self._program.run(plan.call(given)), whole=True)
 
     def _train(self, objective: Callable[[], Any], whole: bool) -> Any:
