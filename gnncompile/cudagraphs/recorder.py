@@ -88,8 +88,10 @@ class CudaGraphRun:
         settings: How the recording is replayed.
         padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
         over_parts: Whether the graph runs over one part, so that processes must agree on which inputs fit.
+        undone: Indices of small inputs to which the first part writes. :attr:`undo` gives them their old values.
 
     Attributes:
+        undo: Undoes what the first part wrote to the inputs `undone`.
         awaits_backward: Whether the backward of the last replay is still to run. Only a pool of a mesh keeps it.
 
     Raises:
@@ -118,24 +120,20 @@ class CudaGraphRun:
         fixed = [(k, args[k]) for k in sorted(structural - copied)]
         self._structural = [(k, a, a._version, _compat.storage_address(a)) for k, a in fixed]
         self._numbers = [(k, a) for k, a in enumerate(args) if not isinstance(a, Tensor)]
-        self._places = [(k, a.data_ptr()) for k, a in enumerate(args) if isinstance(a, Tensor) and k not in copied]
+        given = {k: a for k, a in enumerate(args) if isinstance(a, Tensor)}
+        self._places = [(k, a.data_ptr()) for k, a in given.items() if k not in copied]
         # Parameters are left out: Dynamo has compared their shapes.
-        sized = [k for k, a in enumerate(args) if isinstance(a, Tensor) and not isinstance(a, nn.Parameter)]
-        self._sizes = [(k, args[k].shape, args[k].stride()) for k in sized]
+        self._sizes = [(k, a.shape, a.stride()) for k, a in given.items() if not isinstance(a, nn.Parameter)]
         self._bytes = _bytes(args)
         self._static = StaticInputs(args, sorted(copied), together=not over_parts)
         # With these alive no other tensor has their addresses, in no process of a mesh.
-        self._owned = [
-            a.detach() for k, a in enumerate(args) if isinstance(a, Tensor) and over_parts and k not in copied
-        ]
+        self._owned = [a.detach() for k, a in given.items() if over_parts and k not in copied]
         inputs = [self._static.tensors.get(k, a) for k, a in enumerate(args)]
-        graded = [k for k, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
-        self._graded = graded if torch.is_grad_enabled() else []
+        self._graded = [k for k, a in given.items() if a.requires_grad] if torch.is_grad_enabled() else []
         for k in self._graded:
             # A leaf of its own: an earlier step may have bound the node of the parameter to another stream.
             inputs[k] = inputs[k].detach().requires_grad_()
-        if any(isinstance(a, nn.Parameter) and _compat.has_hooks(a) for a in args):
-            gc.collect()  # garbage may hold the node of such a parameter, which belongs to an earlier stream
+        _collect_garbage_of_hooks(args)
         self.undo = Undo([args[k] for k in undone])
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
             self._forward, made = record(lambda: self._begin(run, inputs))
@@ -399,6 +397,12 @@ def _refuse_second() -> None:
         "backward: found a second backward through one forward of a recorded model, whose first has overwritten what "
         'it needs. Compile the model without mode="reduce-overhead".'
     )
+
+
+def _collect_garbage_of_hooks(args: Sequence[Any]) -> None:
+    """Collects garbage, which may hold the node of a parameter with a hook. The node belongs to an earlier stream."""
+    if any(isinstance(a, nn.Parameter) and _compat.has_hooks(a) for a in args):
+        gc.collect()
 
 
 def _bytes(args: Sequence[Any]) -> list[int | None]:
