@@ -50,6 +50,7 @@ from gnncompile.ops import (
 from gnncompile.ops.structure import without_dispatcher
 from gnncompile.options import Options
 from gnncompile.passes import manager
+from gnncompile.passes.analysis import draws_on
 from gnncompile.passes.log import PassLog, Skip, line_of, not_padded
 from gnncompile.passes.partitioned.fingerprint import exchanges_of
 from gnncompile.passes.partitioned.parts import REMEDY, Parts
@@ -69,6 +70,7 @@ class Captured:
         recordings: Its CUDA graph recordings, or the reason that it has none; None if recording is off.
         observer: The observer that watched the passes.
         written: The tensors that a run of the graph writes to, besides its results. None if it leaves more behind.
+        draws_on: The devices on which it draws random numbers.
         kept: The positions of the graph's inputs that are attributes of the model.
     """
 
@@ -77,6 +79,7 @@ class Captured:
     recordings: CudaGraphPool | str | None = None
     observer: manager.Observer | None = None
     written: list[weakref.ref[Tensor]] | None = None
+    draws_on: set[torch.device] = field(default_factory=set)
     kept: frozenset[int] = frozenset()
 
 
@@ -180,7 +183,7 @@ class Backend(_compat.CaptureSettings):
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
-        captured.written = written_tensors(gm, inputs)
+        captured.written, captured.draws_on = written_tensors(gm, inputs), draws_on(gm.graph)
         results = captured.log.padded or []
         padded = results if any(results) else []
         if padded and not self.narrows:

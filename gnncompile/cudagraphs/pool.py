@@ -15,6 +15,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.cudagraphs import cuda_graph, native
 from gnncompile.cudagraphs.recorder import CudaGraphRun, CudaGraphSettings, Lease, finished
+from gnncompile.cudagraphs.undo import Undone
 from gnncompile.exc import UnsupportedRegion
 from gnncompile.layout import csr
 
@@ -103,7 +104,7 @@ class Begun(NamedTuple):
     lease: Lease
 
     def undo(self) -> None:
-        """Undoes what the first part wrote, and gives the recording back."""
+        """Undoes what the first part left behind, and gives the recording back."""
         self.recording.undo()
         self.recording.release()
 
@@ -135,10 +136,10 @@ class CudaGraphPool:
         structural: Iterable[int],
         settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
-        undone: Iterable[int] = (),
+        undone: Undone = Undone(),  # noqa: B008  (it is never changed)
     ) -> None:
         self.run, self.most, self.device, self.structural = run, most, device, frozenset(structural)
-        self.settings, self.padded, self.undone = settings, padded, sorted(undone)
+        self.settings, self.padded, self.undone = settings, padded, undone
         if settings.native:
             native.prepare()
         self.recorded: list[tuple[Seen, CudaGraphRun]] = []
@@ -166,6 +167,7 @@ class CudaGraphPool:
             if seen.context == self._context and recording.fits_unguarded(args):
                 lease = recording.lease()
                 if lease is not None:
+                    recording.undo.begin()
                     recording.begin(args)
                     return Begun(recording, args, seen.context, lease)
         return None

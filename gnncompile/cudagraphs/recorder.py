@@ -26,7 +26,7 @@ from gnncompile import _compat
 from gnncompile.cudagraphs import backward_thread, native
 from gnncompile.cudagraphs.cuda_graph import Recorder
 from gnncompile.cudagraphs.static_inputs import StaticInputs
-from gnncompile.cudagraphs.undo import Undo
+from gnncompile.cudagraphs.undo import Undo, Undone
 from gnncompile.device import aligned_length
 from gnncompile.exc import SecondBackwardError, UnsupportedRegion
 from gnncompile.layout import identity_cache
@@ -88,10 +88,10 @@ class CudaGraphRun:
         settings: How the recording is replayed.
         padded: For each result, its padded dimensions and the row type of each; empty if no result is padded.
         over_parts: Whether the graph runs over one part, so that processes must agree on which inputs fit.
-        undone: Indices of small inputs to which the first part writes. :attr:`undo` gives them their old values.
+        undone: What :attr:`undo` must undo. The inputs among it are small.
 
     Attributes:
-        undo: Undoes what the first part wrote to the inputs `undone`.
+        undo: Undoes what the first part left behind.
         awaits_backward: Whether the backward of the last replay is still to run. Only a pool of a mesh keeps it.
 
     Raises:
@@ -110,7 +110,7 @@ class CudaGraphRun:
         settings: CudaGraphSettings,
         padded: Sequence[dict[int, int]] = (),
         over_parts: bool = False,
-        undone: Sequence[int] = (),
+        undone: Undone = Undone(),  # noqa: B008  (it is never changed)
     ) -> None:
         if copied & mutated:
             raise UnsupportedRegion("an input that it writes to is another tensor in each call")
@@ -134,7 +134,7 @@ class CudaGraphRun:
             # A leaf of its own: an earlier step may have bound the node of the parameter to another stream.
             inputs[k] = inputs[k].detach().requires_grad_()
         _collect_garbage_of_hooks(args)
-        self.undo = Undo([args[k] for k in undone])
+        self.undo = Undo([args[k] for k in sorted(undone.inputs)], undone.draws_on)
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
             self._forward, made = record(lambda: self._begin(run, inputs))
             self._finish: Callable[[], None] | None = None
@@ -160,7 +160,7 @@ class CudaGraphRun:
 
     def _begin(self, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Runs the first part. What it writes to is copied first."""
-        self.undo.keep()
+        self.undo.copy()
         return run(*inputs)
 
     def _record_backward(self, made: list[Tensor], leaves: list[Tensor], record: Recorder) -> None:

@@ -218,9 +218,10 @@ _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def written_inputs(graph: fx.Graph) -> list[fx.Node] | None:
-    """Returns the inputs that a graph writes to, or None if it may leave more behind than results and what it writes.
+    """Returns the inputs that a graph writes to, or None if it may leave more behind.
 
-    A graph leaves more behind if it draws random numbers, takes part in a collective, or writes to its own constants.
+    A graph leaves more behind if it takes part in a collective, or writes to its own constants. The states of random
+    generators do not count: see :func:`draws_on`.
     """
     if any(map(_may_leave_something, graph.nodes)):
         return None
@@ -237,7 +238,7 @@ def _may_leave_something(node: fx.Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return False
     if isinstance(node.target, torch._ops.OpOverload):
-        return depends_on_chance(node) or node.target.namespace in _COLLECTIVES
+        return node.target.namespace in _COLLECTIVES
     # A function that is no operator has no schema. Arithmetic of sizes only makes numbers.
     return not is_switch(node) and not isinstance(node.meta.get("val"), _NUMBERS)
 
@@ -323,6 +324,15 @@ def _waits(node: fx.Node) -> bool:
 def _same_each_time(node: fx.Node) -> bool:
     """Whether a node has a value, and the same value for the same arguments."""
     return not depends_on_chance(node) and node.meta.get("val") is not None
+
+
+def draws_on(graph: fx.Graph) -> set[torch.device]:
+    """Returns the devices on which a graph draws random numbers; "meta" stands for an unknown one."""
+    found = set[torch.device]()
+    for node in filter(depends_on_chance, graph.nodes):
+        made = [fake for fake in fakes_in(node) if isinstance(fake, torch.Tensor)]
+        found.update({fake.device for fake in made} or {torch.device("meta")})
+    return found
 
 
 def depends_on_chance(node: fx.Node) -> bool:

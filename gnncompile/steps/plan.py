@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from gnncompile.capture.backend import Captured
 from gnncompile.capture.compiled_callable import Call
 from gnncompile.capture.inputs import FlatInputs, leaves, with_leaves
 from gnncompile.cudagraphs.pool import CudaGraphPool
+from gnncompile.cudagraphs.undo import Undone
 
 MOST_UNDONE = 2**20
 """The most bytes of buffers that are copied in each step, to undo what a step wrote that was not wanted."""
@@ -31,12 +32,12 @@ class Plan:
         structural: Indices, among the leaves of the arguments, of the tensors in `built_of`.
         num_leaves: The number of leaves of the arguments.
         recordings: Records and replays the steps.
-        undone: The leaves, parameters and buffers, as numbered by :meth:`state`, that forward and backward write to, if
-            all of this can be undone. None if it can't: a step must not be begun before it is known to be wanted.
+        undone: What forward and backward leave behind besides losses and gradients, if that can be undone. None if it
+            can't: a step must not be begun before it is known to be wanted.
     """
 
     recordings: CudaGraphPool
-    undone: frozenset[int] | None = None
+    undone: Undone | None = None
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class Plan:
         """Returns the tensors that a step may write to; None in place of a parameter or buffer that was removed."""
         return [*(holder.get(name) for holder, name in self._slots), *self._also]
 
-    def find_undone(self, captures: Iterable[Captured]) -> None:
-        """Finds :attr:`undone`: small buffers of the model, such as running statistics, are copied back.
+    def find_undone(self, captures: Sequence[Captured]) -> None:
+        """Finds :attr:`undone`: small buffers of the model, such as running statistics, and random draws.
 
         Args:
             captures: The captured graphs of the step.
@@ -83,8 +84,10 @@ class Plan:
                 return
             written += [ref() for ref in capture.written]
         found = [t for t in written if t is not None and id(t) in places]
-        if len(found) == len(written) and sum(t.nbytes for t in found) <= MOST_UNDONE:
-            self.undone = frozenset(places[id(t)] for t in found)
+        devices = set[torch.device]().union(*(capture.draws_on for capture in captures))
+        if len(found) < len(written) or sum(t.nbytes for t in found) > MOST_UNDONE or not devices <= {self.device}:
+            return
+        self.undone = Undone(frozenset(places[id(t)] for t in found), self.device if devices else None)
 
     def call(self, given: Sequence[Any]) -> Call:
         """Builds a call's arguments from their leaves. Further entries, the parameters and buffers, are ignored."""

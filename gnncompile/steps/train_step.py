@@ -20,6 +20,7 @@ from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.parameter_aliases import using_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
 from gnncompile.cudagraphs.recorder import CudaGraphSettings, Unfinished, finished
+from gnncompile.cudagraphs.undo import Undone
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout import identity_cache
 from gnncompile.layout.agreement import union
@@ -298,7 +299,7 @@ class TrainStep:
         """Returns what records and replays the steps of a plan."""
         run, group = functools.partial(self._run, plan), self._program.backend.group
         if group is None:
-            settings, undone = self._recording_settings, plan.undone or ()
+            settings, undone = self._recording_settings, plan.undone or Undone()
             return CudaGraphPool(run, self._most, plan.device, plan.structural, settings, undone=undone)
         # A part without edges does not tell which of its empty tensors structure was built from.
         structural = union(group, "a new step", plan.structural)
