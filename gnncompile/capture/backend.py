@@ -72,6 +72,7 @@ class Captured:
         written: The tensors that a run of the graph writes to, besides its results. None if it leaves more behind.
         draws_on: The devices on which it draws random numbers.
         kept: The positions of the graph's inputs that are attributes of the model.
+        attributes: Those of them that were tensors at the capture.
     """
 
     log: PassLog
@@ -81,6 +82,7 @@ class Captured:
     written: list[weakref.ref[Tensor]] | None = None
     draws_on: set[torch.device] = field(default_factory=set)
     kept: frozenset[int] = frozenset()
+    attributes: list[weakref.ref[Tensor]] = field(default_factory=list)
 
 
 @dataclass(repr=False)
@@ -183,6 +185,7 @@ class Backend(_compat.CaptureSettings):
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
+        captured.attributes = [weakref.ref(inputs[k]) for k in captured.kept if isinstance(inputs[k], Tensor)]
         captured.written, captured.draws_on = written_tensors(gm, inputs), draws_on(gm.graph)
         results = captured.log.padded or []
         padded = results if any(results) else []

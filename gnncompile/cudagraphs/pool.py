@@ -7,7 +7,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +88,8 @@ class Seen:
         return frozenset(k for k, times in self.moved.items() if times >= OFTEN)
 
 
-class Begun(NamedTuple):
+@dataclass
+class Begun:
     """A replay whose first part was launched.
 
     Attributes:
@@ -96,17 +97,21 @@ class Begun(NamedTuple):
         args: The inputs.
         context: The context for which the replay is valid.
         lease: The right to the recording.
+        is_open: Whether the replay was neither ended nor undone.
     """
 
     recording: CudaGraphRun
     args: Sequence[Any]
     context: Any
     lease: Lease
+    is_open: bool = True
 
     def undo(self) -> None:
-        """Undoes what the first part left behind, and gives the recording back."""
-        self.recording.undo()
-        self.recording.release()
+        """Undoes what the first part left behind, and gives the recording back. Does nothing if it is too late."""
+        if self.is_open:
+            self.is_open = False
+            self.recording.undo()
+            self.recording.release()
 
 
 class CudaGraphPool:
@@ -122,7 +127,7 @@ class CudaGraphPool:
         settings: How recordings are replayed.
         padded: As for :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`. Results of runs without a recording keep
             their padding.
-        undone: As for :class:`~gnncompile.cudagraphs.recorder.CudaGraphRun`.
+        undone: What must be undone if a first part was launched in vain.
 
     Attributes:
         reason: Why the graph is not recorded (any more), or None.
@@ -180,7 +185,7 @@ class CudaGraphPool:
         Args:
             args: The inputs of the graph: tensors and numbers.
             facts: Other values on which a recording depends.
-            begun: The replay that :meth:`begin` launched with the expected inputs, if any. It is used or undone.
+            begun: The replay that :meth:`begin` launched with the expected inputs, if any. It stays open if it raises.
             memory: The address of the memory of the inputs, if later inputs will be there too. Each such memory gets a
                 recording that reads the inputs in place, while these recordings are at most half of all.
         """
@@ -195,6 +200,7 @@ class CudaGraphPool:
         context = self._context = where, facts
         self._calls += 1
         if begun is not None:
+            begun.is_open = False
             return self._replay(begun.recording, args, begun.lease, begun=True)
         for seen, recording in reversed(self.recorded):
             if seen.context == context and recording.fits(args):

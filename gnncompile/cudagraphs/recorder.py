@@ -136,7 +136,7 @@ class CudaGraphRun:
         _collect_garbage_of_hooks(args)
         self.undo = Undo([args[k] for k in sorted(undone.inputs)], undone.draws_on)
         with identity_cache.keeping() as self._kept:  # structure that was built for these inputs
-            self._forward, made = record(lambda: self._begin(run, inputs))
+            self._forward, made = record(lambda: self._run_first_part(run, inputs))
             self._finish: Callable[[], None] | None = None
             if isinstance(made, Unfinished):
                 self._finish, self._hand_out = record(made.finish)
@@ -158,8 +158,8 @@ class CudaGraphRun:
         self._lease: weakref.ref[Lease] | None = None
         self._lock = threading.Lock()
 
-    def _begin(self, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
-        """Runs the first part. What it writes to is copied first."""
+    def _run_first_part(self, run: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        """Runs the first part, for the capture. The inputs that it writes to are copied first."""
         self.undo.copy()
         return run(*inputs)
 

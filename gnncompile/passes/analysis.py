@@ -188,8 +188,18 @@ def mutates(node: fx.Node) -> bool:
 _COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd")
 """The namespaces of torch's collectives."""
 
-_WITH_STATISTICS = (aten.batch_norm.default, aten.instance_norm.default)
-"""Ops that write to running statistics in training, although their schemas do not say so."""
+_WITH_STATISTICS = (
+    aten.batch_norm.default,
+    aten.instance_norm.default,
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+    aten._batch_norm_impl_index.default,
+)
+"""Ops that write to running statistics in training, although their schemas do not say so.
+
+The fourth and the fifth argument are the statistics, the sixth says whether they are updated.
+"""
 
 
 def drop_unused(graph: fx.Graph) -> None:
@@ -225,13 +235,24 @@ def written_inputs(graph: fx.Graph) -> list[fx.Node] | None:
     """
     if any(map(_may_leave_something, graph.nodes)):
         return None
-    written = written_nodes(graph)
-    for node in filter(_updates_statistics, graph.nodes):
-        written.update(a for a in node.args[3:5] if isinstance(a, fx.Node))
-    roots = [node for node in graph.nodes if node in written and not makes_new_tensor(node)]
-    found = [node for node in roots if node.op == "placeholder"]
-    # What is written through a view of an input is among the written nodes itself.
-    return None if any(node.op == "get_attr" for node in roots) else found
+    found: dict[fx.Node, None] = {}
+    todo = [written for node in graph.nodes if node.op == "call_function" for written in _written_by(node)]
+    while todo:
+        node = todo.pop()
+        if node.op == "get_attr":
+            return None
+        if node.op == "placeholder":
+            found[node] = None
+        elif not makes_new_tensor(node):
+            todo += _aliased_arguments(node)
+    return list(found)
+
+
+def _written_by(node: fx.Node) -> list[fx.Node]:
+    """Returns the arguments that a node writes to, running statistics among them."""
+    if _updates_statistics(node):
+        return [statistics for statistics in node.args[3:5] if isinstance(statistics, fx.Node)]
+    return _written_arguments(node) if mutates(node) else []
 
 
 def _may_leave_something(node: fx.Node) -> bool:

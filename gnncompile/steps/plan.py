@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from gnncompile.capture.backend import Captured
@@ -16,6 +17,18 @@ from gnncompile.cudagraphs.undo import Undone
 
 MOST_UNDONE = 2**20
 """The most bytes of buffers that are copied in each step, to undo what a step wrote that was not wanted."""
+
+REPLACED = "its forward replaces a tensor that it reads (self.x = ...); write to it in place: self.x.copy_(...)"
+
+
+def replaces_state(model: nn.Module, captured: Captured) -> bool:
+    """Whether the first run of a captured graph has replaced an attribute that the graph reads.
+
+    A replay would read the first tensor again and again.
+    """
+    leaves = [leaf for module in model.modules() for leaf in pytree.tree_leaves(vars(module))]
+    held = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+    return any(id(ref()) not in held for ref in captured.attributes)
 
 
 class Plan:
@@ -74,8 +87,10 @@ class Plan:
         """Finds :attr:`undone`: small buffers of the model, such as running statistics, and random draws.
 
         Args:
-            captures: The captured graphs of the step.
+            captures: The captured graphs of the step; empty if they are not known.
         """
+        if not captures:
+            return
         slots = [holder[name] for holder, name in self._slots]
         places = {id(t): at for at, t in enumerate(slots, self.num_leaves) if not isinstance(t, nn.Parameter)}
         written: list[Tensor | None] = []

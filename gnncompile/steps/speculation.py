@@ -18,14 +18,18 @@ from gnncompile.steps.plan import Plan
 
 
 class SpeculativeLaunch:
-    """Expects the next step to be the same as the last two, if those two used the same plan."""
+    """Expects the next step to be the same as the last two, if those two used the same plan.
+
+    Attributes:
+        begun: The replay that was begun in this step, if any.
+    """
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._again = False
         self._given: tuple[int, ...] = ()
         self._leaves: list[Any] = []
-        self._begun: Begun | None = None
+        self.begun: Begun | None = None
 
     def begin_again(self, given: tuple[Any, dict[str, Any], Any]) -> None:
         """Begins a step with the arguments of the previous step, if they are the same objects.
@@ -46,18 +50,14 @@ class SpeculativeLaunch:
 
     def begin(self, found: Sequence[Any]) -> None:
         """Begins a step with arguments that have these leaves, if such a step is expected and none was begun."""
-        plan = self._plan if self._again and self._begun is None else None
+        plan = self._plan if self._again and self.begun is None else None
         if plan is not None and plan.undone is not None:
-            self._begun = plan.recordings.begin([*found, *plan.state()])
-
-    def take(self) -> Begun | None:
-        """Returns the replay that was begun, for the caller to use or to undo; None if none was begun."""
-        begun, self._begun = self._begun, None
-        return begun
+            self.begun = plan.recordings.begin([*found, *plan.state()])
 
     def undo(self) -> None:
-        """Undoes the replay that was begun, if any."""
-        if (begun := self.take()) is not None:
+        """Undoes the replay that was begun, if there is one and it was not ended."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
             begun.undo()
 
     def learn(self, given: tuple[Any, dict[str, Any], Any], found: Sequence[Any], plan: Plan | None) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gnncompile import _compat
-from gnncompile.capture.backend import SHARDED
+from gnncompile.capture.backend import SHARDED, Captured
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import Call, CompiledCallable
 from gnncompile.capture.inputs import Checker, leaves
@@ -27,7 +27,7 @@ from gnncompile.layout.agreement import union
 from gnncompile.options import DEFAULTS
 from gnncompile.steps.data_parallel import GradientAveraging, Used
 from gnncompile.steps.optimizer_settings import Changes, OptimizerSettings, needs_closure, needs_metric
-from gnncompile.steps.plan import Plan
+from gnncompile.steps.plan import REPLACED, Plan, replaces_state
 from gnncompile.steps.speculation import SpeculativeLaunch
 
 RESTLESS = 4
@@ -126,7 +126,8 @@ class TrainStep:
         self._plans: list[Plan] = []
         self._ahead = SpeculativeLaunch()
         self._settings, self._hooks = OptimizerSettings(optimizer), Changes()
-        self._broken: list[Any] = []
+        self._refused: list[tuple[Any, str]] = []
+        self._graphs: list[tuple[Any, list[Captured]]] = []
         self._unplanned = "the optimizer evaluates the loss itself, by a closure" if self._closes else None
         self._averaging: GradientAveraging | None = None
         if isinstance(model, DistributedDataParallel):
@@ -249,7 +250,7 @@ class TrainStep:
                 return None
             facts = self._facts_of(plan)
             memory = None if call.taken.batch is None else call.taken.batch.memory
-            return plan.recordings([*found, *plan.state()], facts, self._ahead.take(), memory)  # type: ignore[no-any-return]
+            return plan.recordings([*found, *plan.state()], facts, self._ahead.begun, memory)  # type: ignore[no-any-return]
 
     def _take(self, given: tuple[Any, Any, Any]) -> Call | None:
         """Returns a step's arguments, flattened, or None if the step can't be recorded for them."""
@@ -274,20 +275,24 @@ class TrainStep:
     def _first(self, given: tuple[Any, Any, Any]) -> tuple[Any, ...]:
         """Runs a step without a plan, which may capture the graph; then makes the plan if the step can be recorded."""
         self._check(given[0], given[1])  # steps with a plan need no check: their graph was captured for checked inputs
-        breaks = _compat.graph_breaks()
+        breaks, captured = _compat.graph_breaks(), len(self._program.backend.captured)
         with identity_cache.keeping() as kept:
             made = finished(self._train(lambda: self._program(given, {}), whole=False))
         call = self._take(given)
         capture = self._capture(call) if call is not None else None
         if _compat.graph_breaks() > breaks:
-            self._broken.append(capture)
+            self._refused.append((capture, "the graph breaks"))
+        if new := self._program.backend.captured[captured:]:
+            self._graphs.append((capture, new))
+        if any(replaces_state(self.model, graph) for graph in new):
+            self._refused.append((capture, REPLACED))
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
             return made  # type: ignore[no-any-return]
         also = self._averaging.buffers if self._averaging is not None else []
         built_of, over_parts = [tensor for inputs, _ in kept for tensor in inputs], self._mesh is not None
         plan = Plan(capture, call, built_of, self.model, also, over_parts)
-        plan.find_undone(self._program.backend.captured)
+        plan.find_undone([graph for known, graphs in self._graphs if known is capture for graph in graphs])
         self._unplanned = f"its device is {plan.device}"
         if cuda_graph.supports_cuda_graphs(plan.device):
             plan.recordings = self._pool(plan)
@@ -320,7 +325,7 @@ class TrainStep:
             return SHARDED
         if self._averaging is not None and any(map(_compat.has_hooks, self._averaging.parameters)):
             return "a parameter has a hook"
-        return "the graph breaks" if any(capture is broken for broken in self._broken) else None
+        return next((why for refused, why in self._refused if refused is capture), None)
 
     def _run(self, plan: Plan, *given: Any) -> Any:
         self._settings.keep_on(plan.device)  # the optimizer may have been loaded since the last step

@@ -15,6 +15,7 @@ from torch_geometric.nn import GATConv, GCNConv
 import gnncompile
 from gnncompile.capture.compile import callable_of
 from gnncompile.capture.compiled_callable import CompiledCallable
+from gnncompile.cudagraphs import pool
 from gnncompile.cudagraphs.recorder import CudaGraphRun
 from gnncompile.steps.speculation import SpeculativeLaunch
 from tests.e2e.test_train_step import Pair, graph, recording, sgd
@@ -259,7 +260,27 @@ class Remembering(nn.Module):
         return x + self.memory.mean()
 
 
-@pytest.mark.parametrize("between", [nn.BatchNorm1d(8), Counting(), Remembering(100)])
+class Viewed(nn.Module):
+    """A batch norm whose statistics are views of one buffer, or made of it by an operation that may return it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("statistics", torch.stack([torch.zeros(8), torch.ones(8)]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.statistics.unbind() if self.how == "unbind" else self.statistics
+        if self.how == "to":
+            mean, variance = mean.to(x.dtype), variance.detach().view(-1)
+        if self.how == "native":
+            return torch.native_batch_norm(x, None, None, mean, variance, self.training, 0.1, 1e-5)[0]
+        return F.batch_norm(x, mean, variance, training=self.training)
+
+
+WRITING = [nn.BatchNorm1d(8), Counting(), Remembering(100), *map(Viewed, ("", "unbind", "to", "native"))]
+
+
+@pytest.mark.parametrize("between", WRITING)
 def test_what_a_launch_wrote_is_undone(device: str, events: list[str], between: nn.Module) -> None:
     both = Pair(device, Net(between))
     x, edges, y = graph(device)
@@ -329,7 +350,10 @@ def test_numbers_drawn_in_vain_are_drawn_again(device: str, events: list[str], a
         assert torch.equal(one, other)
 
 
-def test_an_error_after_the_launch_leaves_no_trace(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("place", [(CompiledCallable, "capture_for"), (pool.csr, "check_pending")])
+def test_an_error_after_the_launch_leaves_no_trace(
+    device: str, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
+) -> None:
     both = Pair(device, Net(nn.BatchNorm1d(8)))
     inputs = graph(device)
     for _ in range(6):
@@ -338,10 +362,12 @@ def test_an_error_after_the_launch_leaves_no_trace(device: str, monkeypatch: pyt
     def fail(*_: Any) -> None:
         raise KeyError("a guard")
 
+    before = copy.deepcopy(both.model.state_dict())
     with monkeypatch.context() as patch:
-        patch.setattr(CompiledCallable, "capture_for", fail)
+        patch.setattr(*place, fail)
         with pytest.raises(KeyError, match="a guard"):
             both.step(*inputs[:2], target=inputs[2])
+    torch.testing.assert_close(both.model.state_dict(), before, rtol=0, atol=0)
     for _ in range(4):
         both.compare(*inputs)
 
@@ -381,6 +407,7 @@ STATISTICS = ["num_batches_tracked", "running_mean", "running_var"]
         (nn.Dropout(0.5), []),
         (nn.RReLU(), []),
         (Counting(), ["calls"]),
+        *[(Viewed(how), ["statistics"]) for how in ("", "unbind", "to", "native")],
         (Remembering(100), ["memory"]),
         (Remembering(100, is_buffer=False), ["?"]),
     ],

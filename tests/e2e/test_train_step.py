@@ -309,6 +309,59 @@ def test_a_loss_on_masked_nodes(device: str) -> None:
     assert both.recorded == 1, both.step.not_recorded
 
 
+class Replacing(nn.Module):
+    """A moving average that each forward replaces: a buffer, another attribute, or an item of a list."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, average = where, torch.zeros(8, dtype=torch.float64)
+        if where == "buffer":
+            self.register_buffer("average", average)
+        elif where == "attribute":
+            self.average = average
+        else:
+            self.averages = [average]
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.averages[0] if self.where == "list" else self.average
+        new = 0.9 * old.to(x.device) + 0.1 * x.detach().mean(0)
+        if self.where == "list":
+            self.averages[0] = new
+        else:
+            self.average = new
+        return x - new
+
+
+@pytest.mark.parametrize("where", ["buffer", "attribute", "list"])
+def test_state_that_a_forward_replaces(device: str, where: str) -> None:
+    """A replay would read the first state again and again."""
+    model = Net()
+    model.norm = Replacing(where)  # type: ignore[assignment]
+    both = Pair(device, model)
+    inputs = graph(device)
+    for _ in range(10):
+        both.compare(*inputs)
+    assert both.recorded == 0 and "self.x.copy_" in str(both.step.not_recorded)
+
+
+def test_attributes_that_a_forward_only_writes(device: str) -> None:
+    """Such steps are recorded, and the attribute has the numbers of the last step."""
+
+    class Keeping(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = 2 * x.detach()
+            return self.last + x
+
+    model = Net()
+    model.norm = Keeping()  # type: ignore[assignment]
+    both = Pair(device, model)
+    inputs = graph(device)
+    for _ in range(10):
+        both.compare(*inputs)
+        torch.testing.assert_close(both.model.norm.last, both.plain.norm.last)
+    assert both.recorded == 1
+
+
 def test_a_loss_that_waits_is_not_recorded(device: str) -> None:
     both = Pair(device, loss=lambda out, _: out[out > 0].square().sum())
     inputs = graph(device)

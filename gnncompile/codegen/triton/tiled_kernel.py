@@ -238,7 +238,7 @@ class TiledKernel:
         shares = self._shares(edges)
         # Rows of edges that are masked out are not written. They must not count in products.
         make = torch.empty if self.region.unmasked else torch.zeros
-        temporaries = [
+        temporaries = [  # rowptr stands for values that have no memory yet
             rowptr if i in plan.brief else self._memory(make, i, edges, device) for i in self.temporaries().values()
         ]
         weights = [
@@ -264,7 +264,7 @@ class TiledKernel:
         return edge_shares.divide(edges, bytes_per_edge, max((walk.wave for walk in self.walks), default=1))
 
     def _walk(self, given: list[Tensor], rows: int, shares: Sequence[Share], outputs: Sequence[Tensor]) -> None:
-        """Walks the edges, share by share, and writes all sums over edges that the walks and their products take."""
+        """Walks the edges, share by share, and writes the sums of the walks and the products of brief values."""
         sums = [walk.sums_of_programs(shares, given[0]) for walk in self.walks]
         products, one = edge_shares.products(self.plan, brief=True), len(shares) == 1
         found = {k: outputs[k][None] if one else self._for_shares(outputs[k], len(shares)) for k in products}
@@ -280,10 +280,12 @@ class TiledKernel:
             outputs[k].copy_(out.sum(0))
 
     def _keep(self, given: list[Tensor], values: Sequence[int], share: Share) -> None:
+        """Gives brief values memory for a share."""
         for i in values:
             given[self._places[self.plan.places[i]]] = self._memory(torch.empty, i, share.size, given[0].device)
 
     def _forget(self, given: list[Tensor], values: Sequence[int]) -> None:
+        """Takes the memory of brief values back."""
         for i in values:
             given[self._places[self.plan.places[i]]] = given[0]
 
