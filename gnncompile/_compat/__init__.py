@@ -25,6 +25,7 @@ from gnncompile._compat.donations import keeps_graph
 from gnncompile._compat.dynamo import (
     ENTRY,
     CompiledForms,
+    attribute_at,
     calling_file,
     copy_of,
     counters,
@@ -150,6 +151,7 @@ __all__ = [
     "apply_patches",
     "are_sharded",
     "assumed_sizes",
+    "attribute_at",
     "backend_error",
     "backend_fake_mode",
     "bound_gradient",

@@ -157,6 +157,18 @@ def input_source(node: fx.Node) -> str:
     return node.name if source is None else source_name(source)
 
 
+def attribute_at(source: str, target: Any) -> Any:
+    """Returns what an attribute of a captured model is now; None if there is no such attribute any more.
+
+    Args:
+        source: The attribute, from :func:`input_source`.
+        target: The captured model.
+    """
+    with suppress(AttributeError, LookupError):
+        return eval(source, {"__builtins__": {}}, {"L": {"target": target}})
+    return None
+
+
 def placeholders_as_fakes(gm: fx.GraphModule) -> list[Any]:
     """Returns the fake tensors and symbolic sizes that Dynamo traced a graph's inputs with."""
     return [n.meta["example_value"] for n in gm.graph.nodes if n.op == "placeholder"]

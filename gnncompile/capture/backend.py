@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from gnncompile import _compat
 from gnncompile._compat.inductor import OwnPass
 from gnncompile.capture import graph_outputs, higher_order, opaque_graphs
-from gnncompile.capture.provenance import kept_inputs, uneven_sources, written_tensors
+from gnncompile.capture.provenance import attributes_of, kept_inputs, uneven_sources, written_tensors
 from gnncompile.capture.undefined_grads import with_undefined_grads
 from gnncompile.cudagraphs import eligibility
 from gnncompile.cudagraphs.backward_thread import in_caller
@@ -72,7 +72,7 @@ class Captured:
         written: The tensors that a run of the graph writes to, besides its results. None if it leaves more behind.
         draws_on: The devices on which it draws random numbers.
         kept: The positions of the graph's inputs that are attributes of the model.
-        attributes: Those of them that were tensors at the capture.
+        attributes: The tensors that the model's attributes among them were at the capture, with their sources.
     """
 
     log: PassLog
@@ -82,7 +82,7 @@ class Captured:
     written: list[weakref.ref[Tensor]] | None = None
     draws_on: set[torch.device] = field(default_factory=set)
     kept: frozenset[int] = frozenset()
-    attributes: list[weakref.ref[Tensor]] = field(default_factory=list)
+    attributes: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
 
 
 @dataclass(repr=False)
@@ -164,10 +164,11 @@ class Backend(_compat.CaptureSettings):
             return lambda *args: ()
         result = self._optimise(gm, observer) if self.group is None else self._agreed(self.group, gm, observer)
         if result is None:
-            captured = Captured(PassLog(), None, kept=kept_inputs(gm))
+            captured = Captured(PassLog(), None, kept=kept_inputs(gm), attributes=attributes_of(gm, inputs))
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, captured)
+        kept, attributes = kept_inputs(gm), attributes_of(gm, inputs)
         if result.structure is None:
-            captured = Captured(result.log, None, observer=observer, kept=kept_inputs(gm))
+            captured = Captured(result.log, None, observer=observer, kept=kept, attributes=attributes)
             return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)
         mode = _compat.backend_fake_mode()
         with mode:
@@ -178,14 +179,13 @@ class Backend(_compat.CaptureSettings):
         most_bytes = self.options.structure_cache_bytes if self.group is None else sys.maxsize
         run = without_dispatcher(result.structure.module)
         structure = StructureCache(result.structure, run, self.options.structure_cache_entries, most_bytes)
-        captured = Captured(result.log, structure, observer=observer, kept=kept_inputs(gm))
+        captured = Captured(result.log, structure, observer=observer, kept=kept, attributes=attributes)
         return self._with_recordings(compiled, result.rest, inputs, captured)
 
     def _with_recordings(
         self, compiled: Callable[..., Any], gm: fx.GraphModule, inputs: Sequence[Any], captured: Captured
     ) -> Callable[..., Any]:
         self.captured.append(captured)
-        captured.attributes = [weakref.ref(inputs[k]) for k in captured.kept if isinstance(inputs[k], Tensor)]
         captured.written, captured.draws_on = written_tensors(gm, inputs), draws_on(gm.graph)
         results = captured.log.padded or []
         padded = results if any(results) else []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from gnncompile import _compat
 from gnncompile.passes.analysis import aten, carries_gradient, mutates, value, with_grad_mode, written_inputs
@@ -50,6 +50,28 @@ def written_tensors(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[weakref.r
         return None
     places = {node: at for at, node in enumerate(gm.graph.find_nodes(op="placeholder"))}
     return [weakref.ref(inputs[places[node]]) for node in written]
+
+
+def attributes_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[tuple[str, weakref.ref[Tensor]]]:
+    """Returns the tensors among a Dynamo graph's inputs that are attributes of the model, with their sources.
+
+    Parameters are left out.
+    """
+    nodes = gm.graph.find_nodes(op="placeholder")
+    found = [(_compat.input_source(nodes[at]), inputs[at]) for at in sorted(kept_inputs(gm))]
+    tensors = [(s, value) for s, value in found if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
+    return [(source, weakref.ref(value)) for source, value in tensors if source.startswith("L['target']")]
+
+
+def replaced(target: Any, attributes: Sequence[tuple[str, weakref.ref[Tensor]]]) -> str | None:
+    """Returns the source of an attribute that is another tensor now, or None if there is none.
+
+    Args:
+        target: The captured model.
+        attributes: The tensors that attributes were, from :func:`attributes_of`.
+    """
+    now = [(source, _compat.attribute_at(source, target), ref()) for source, ref in attributes]
+    return next((source for source, new, old in now if isinstance(new, Tensor) and new is not old), None)
 
 
 def kept_inputs(gm: fx.GraphModule) -> frozenset[int]:

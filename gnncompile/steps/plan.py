@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from gnncompile.capture.backend import Captured
@@ -17,18 +16,6 @@ from gnncompile.cudagraphs.undo import Undone
 
 MOST_UNDONE = 2**20
 """The most bytes of buffers that are copied in each step, to undo what a step wrote that was not wanted."""
-
-REPLACED = "its forward replaces a tensor that it reads (self.x = ...); write to it in place: self.x.copy_(...)"
-
-
-def replaces_state(model: nn.Module, captured: Captured) -> bool:
-    """Whether the first run of a captured graph has replaced an attribute that the graph reads.
-
-    A replay would read the first tensor again and again.
-    """
-    leaves = [leaf for module in model.modules() for leaf in pytree.tree_leaves(vars(module))]
-    held = {id(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
-    return any(id(ref()) not in held for ref in captured.attributes)
 
 
 class Plan:

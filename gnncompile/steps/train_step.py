@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +17,7 @@ from gnncompile.capture.backend import SHARDED, Captured
 from gnncompile.capture.compile import callable_of, compile, trained
 from gnncompile.capture.compiled_callable import Call, CompiledCallable
 from gnncompile.capture.inputs import Checker, leaves
+from gnncompile.capture.provenance import replaced
 from gnncompile.cudagraphs import cuda_graph, mesh_pool
 from gnncompile.cudagraphs.parameter_aliases import using_parameter_aliases
 from gnncompile.cudagraphs.pool import CudaGraphPool
@@ -27,7 +29,7 @@ from gnncompile.layout.agreement import union
 from gnncompile.options import DEFAULTS
 from gnncompile.steps.data_parallel import GradientAveraging, Used
 from gnncompile.steps.optimizer_settings import Changes, OptimizerSettings, needs_closure, needs_metric
-from gnncompile.steps.plan import REPLACED, Plan, replaces_state
+from gnncompile.steps.plan import Plan
 from gnncompile.steps.speculation import SpeculativeLaunch
 
 RESTLESS = 4
@@ -284,8 +286,8 @@ class TrainStep:
             self._refused.append((capture, "the graph breaks"))
         if new := self._program.backend.captured[captured:]:
             self._graphs.append((capture, new))
-        if any(replaces_state(self.model, graph) for graph in new):
-            self._refused.append((capture, REPLACED))
+        sources = [replaced(self._objective, graph.attributes) for graph in new]
+        self._refused += [(capture, _why_replaced(source)) for source in sources if source is not None]
         self._unplanned = self._why_not(call, capture)
         if call is None or capture is None or self._unplanned is not None:
             return made  # type: ignore[no-any-return]
@@ -427,6 +429,15 @@ def objective_of(step: TrainStep) -> tuple[CompiledCallable, Any]:
     The callable takes the positional arguments, the keyword arguments and the target.
     """
     return step._new_program(), step._autocast()
+
+
+def _why_replaced(source: str) -> str:
+    """Returns why steps are not recorded whose forward has replaced an attribute, given by its source.
+
+    A replay would read the first tensor again and again.
+    """
+    name = re.sub(r"\._(?:modules|buffers|parameters)\['(\w+)'\]", r".\1", source).removeprefix("L['target'].")
+    return f"its forward replaces {name}, which it reads; write to it in place: {name}.copy_(...)"
 
 
 def _accumulate(parameter: nn.Parameter, gradient: Tensor | None, cleared: bool) -> None:
