@@ -26,8 +26,7 @@ from gnncompile.codegen.triton.tiled_tile import TiledTile, choose_tiled_tile
 from gnncompile.codegen.triton.tiled_writer import TiledWriter
 from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.vjp import vjp
-from tests.tiled_regions import REGIONS, Maker
+from tests.tiled_regions import REGIONS, Maker, tiled_gradient_of
 
 POINTERS = {
     "float32": "*fp32",
@@ -44,9 +43,7 @@ def both_ways(name: str, channels: int, dtype: str) -> dict[str, Region]:
     """The tiled regions of a forward and its backward."""
     visible = len(REGIONS[name](Maker(dtype), channels).outputs)  # type: ignore[call-arg]
     region = with_residuals(REGIONS[name](Maker(dtype), channels))  # type: ignore[call-arg]
-    given = tuple(k < visible for k in range(len(region.outputs)))
-    backward = vjp(region, (True,) * len(region.inputs), given)
-    return {"forward": region, "backward": next(s.region for s in backward.stages if s.region.tiled)}
+    return {"forward": region, "backward": tiled_gradient_of(region, visible)}
 
 
 def signature(plan: TiledPlan, names: list[str]) -> dict[str, str]:

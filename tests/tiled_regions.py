@@ -9,6 +9,8 @@ from gnncompile.ir import rules
 from gnncompile.ir.builder import Builder
 from gnncompile.ir.cutting import trailing
 from gnncompile.ir.region import Output, Region, Space
+from gnncompile.ir.stages import Backward
+from gnncompile.ir.vjp import vjp
 
 S, D, E, P, W = Space.SOURCE, Space.DESTINATION, Space.EDGE, Space.PARAMETER, Space.FEATURE
 
@@ -147,6 +149,16 @@ def widths(make: Maker, channels: int = 20) -> Region:
     b, rows = make.b, make.input(E, channels)
     total = b.op("add", *(b.sum_axis(make.layer(rows, width, bias=False), 1) for width in (32, 17)))
     return make.finish(total, b.reduce("sum", b.op("mul", b.op("tanh", total), make.input(S, channels))))
+
+
+def gradient_of(region: Region, visible: int) -> Backward:
+    """The gradient of a region whose first outputs have cotangents, so many as are `visible` to a user."""
+    return vjp(region, (True,) * region.count, tuple(k < visible for k in range(len(region.outputs))))
+
+
+def tiled_gradient_of(region: Region, visible: int) -> Region:
+    """The walk in tiles among the regions of a gradient: see :func:`gradient_of`."""
+    return next(stage.region for stage in gradient_of(region, visible).stages if stage.region.tiled)
 
 
 REGIONS: dict[str, Callable[[Maker], Region]] = {

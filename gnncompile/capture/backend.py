@@ -163,10 +163,11 @@ class Backend(_compat.CaptureSettings):
             self.captured.append(Captured(PassLog(), None))
             return lambda *args: ()
         result = self._optimise(gm, observer) if self.group is None else self._agreed(self.group, gm, observer)
+        kept = kept_inputs(gm)
+        attributes = attributes_of(gm, inputs, kept)
         if result is None:
-            captured = Captured(PassLog(), None, kept=kept_inputs(gm), attributes=attributes_of(gm, inputs))
+            captured = Captured(PassLog(), None, kept=kept, attributes=attributes)
             return self._with_recordings(self._compile(gm, inputs), gm, inputs, captured)
-        kept, attributes = kept_inputs(gm), attributes_of(gm, inputs)
         if result.structure is None:
             captured = Captured(result.log, None, observer=observer, kept=kept, attributes=attributes)
             return self._with_recordings(self._compile(result.rest, inputs), result.rest, inputs, captured)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -52,13 +52,15 @@ def written_tensors(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[weakref.r
     return [weakref.ref(inputs[places[node]]) for node in written]
 
 
-def attributes_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> list[tuple[str, weakref.ref[Tensor]]]:
+def attributes_of(
+    gm: fx.GraphModule, inputs: Sequence[Any], kept: Iterable[int]
+) -> list[tuple[str, weakref.ref[Tensor]]]:
     """Returns the tensors among a Dynamo graph's inputs that are attributes of the model, with their sources.
 
-    Parameters are left out.
+    Parameters are left out. `kept` are the positions from :func:`kept_inputs`.
     """
     nodes = gm.graph.find_nodes(op="placeholder")
-    found = [(_compat.input_source(nodes[at]), inputs[at]) for at in sorted(kept_inputs(gm))]
+    found = [(_compat.input_source(nodes[at]), inputs[at]) for at in sorted(kept)]
     tensors = [(s, value) for s, value in found if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)]
     return [(source, weakref.ref(value)) for source, value in tensors if source.startswith("L['target']")]
 

@@ -15,6 +15,7 @@ Values per edge are not stored, except
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from gnncompile.ir import bits
@@ -140,7 +141,7 @@ def _with_layers(region: Region, given: tuple[bool, ...], wanted: tuple[bool, ..
             continue
         found = _behind_additions(region, at)
         output = Output(found, region.compute, trailing(region.nodes[found].shape))
-        candidate = Region(region.by, region.nodes, (*region.outputs, output), region.unmasked, region.tiled)
+        candidate = replace(region, outputs=(*region.outputs, output))
         less = multiplications(_backward(candidate, given, wanted))
         if less < count:
             region, count = candidate, less

@@ -235,24 +235,11 @@ def written_inputs(graph: fx.Graph) -> list[fx.Node] | None:
     """
     if any(map(_may_leave_something, graph.nodes)):
         return None
-    found: dict[fx.Node, None] = {}
-    todo = [written for node in graph.nodes if node.op == "call_function" for written in _written_by(node)]
-    while todo:
-        node = todo.pop()
-        if node.op == "get_attr":
-            return None
-        if node.op == "placeholder":
-            found[node] = None
-        elif not makes_new_tensor(node):
-            todo += _aliased_arguments(node)
-    return list(found)
-
-
-def _written_by(node: fx.Node) -> list[fx.Node]:
-    """Returns the arguments that a node writes to, running statistics among them."""
-    if _updates_statistics(node):
-        return [statistics for statistics in node.args[3:5] if isinstance(statistics, fx.Node)]
-    return _written_arguments(node) if mutates(node) else []
+    statistics = [a for node in filter(_updates_statistics, graph.nodes) for a in node.args[3:5]]
+    written = _with_their_bases([*_all_written_arguments(graph), *(a for a in statistics if isinstance(a, fx.Node))])
+    if any(node.op == "get_attr" for node in written):
+        return None
+    return [node for node in graph.find_nodes(op="placeholder") if node in written]
 
 
 def _may_leave_something(node: fx.Node) -> bool:
@@ -266,24 +253,28 @@ def _may_leave_something(node: fx.Node) -> bool:
 
 def written_nodes(graph: fx.Graph) -> set[fx.Node]:
     """Returns the nodes whose memory an operation of the graph writes to, directly or through a view."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if node.op == "call_function" and mutates(node):
-            todo = _written_arguments(node)
-            while todo:
-                at = todo.pop()
-                if at not in found:
-                    found.add(at)
-                    todo.extend([] if makes_new_tensor(at) else _aliased_arguments(at))
+    found = _with_their_bases(_all_written_arguments(graph))
     for node in graph.nodes:
         if node.op == "call_function" and not makes_new_tensor(node) and found & set(_aliased_arguments(node)):
             found.add(node)
     return found
 
 
-def _written_arguments(node: fx.Node) -> list[fx.Node]:
-    """Returns the arguments that an operation writes to, by its schema, without those that it only reads."""
-    return _aliased_arguments(node, only_written=True)
+def _all_written_arguments(graph: fx.Graph) -> list[fx.Node]:
+    """Returns the arguments that operations write to, by their schemas, without those that they only read."""
+    writing = [node for node in graph.nodes if node.op == "call_function" and mutates(node)]
+    return [written for node in writing for written in _aliased_arguments(node, only_written=True)]
+
+
+def _with_their_bases(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Returns some nodes and all that they may be views of."""
+    found, todo = set[fx.Node](), list(nodes)
+    while todo:
+        at = todo.pop()
+        if at not in found:
+            found.add(at)
+            todo.extend([] if makes_new_tensor(at) else _aliased_arguments(at))
+    return found
 
 
 def _aliased_arguments(node: fx.Node, only_written: bool = False) -> list[fx.Node]:

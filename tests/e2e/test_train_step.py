@@ -31,11 +31,12 @@ def recording(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Net(nn.Module):
-    """Normalisation with statistics, attention; a switch that Python looks at."""
+    """Normalisation with statistics, or what takes its place; attention; a switch that Python looks at."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.first, self.norm, self.second = GCNConv(6, 8), nn.BatchNorm1d(8), GATConv(8, 3, heads=2, concat=False)
+        self.first, self.norm = GCNConv(6, 8), norm or nn.BatchNorm1d(8)
+        self.second = GATConv(8, 3, heads=2, concat=False)
         self.slope = 0.0
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -336,9 +337,7 @@ class Replacing(nn.Module):
 @pytest.mark.parametrize("where", ["buffer", "attribute", "list"])
 def test_state_that_a_forward_replaces(device: str, where: str) -> None:
     """A replay would read the first state again and again."""
-    model = Net()
-    model.norm = Replacing(where)  # type: ignore[assignment]
-    both = Pair(device, model)
+    both = Pair(device, Net(Replacing(where)))
     inputs = graph(device)
     for _ in range(10):
         both.compare(*inputs)
@@ -358,9 +357,7 @@ def test_state_in_objects_and_lists_is_no_hindrance(device: str) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.data.x.to(x.device) + self.several[0].to(x.device)
 
-    model = Net()
-    model.norm = Holding()  # type: ignore[assignment]
-    both = Pair(device, model)
+    both = Pair(device, Net(Holding()))
     inputs = graph(device)
     for _ in range(6):
         both.compare(*inputs)
@@ -375,9 +372,7 @@ def test_attributes_that_a_forward_only_writes(device: str) -> None:
             self.last = 2 * x.detach()
             return self.last + x
 
-    model = Net()
-    model.norm = Keeping()  # type: ignore[assignment]
-    both = Pair(device, model)
+    both = Pair(device, Net(Keeping()))
     inputs = graph(device)
     for _ in range(10):
         both.compare(*inputs)

@@ -10,10 +10,8 @@ from tests import triton_regions  # isort: skip  (sets up Triton's interpreter b
 
 from gnncompile.codegen.triton import edge_shares
 from gnncompile.codegen.triton.tiled_plan import TiledPlan
-from gnncompile.ir.region import Region
 from gnncompile.ir.residuals import with_residuals
-from gnncompile.ir.vjp import vjp
-from tests.tiled_regions import REGIONS, D, E, Maker, S
+from tests.tiled_regions import REGIONS, D, E, Maker, S, tiled_gradient_of
 
 pytestmark = triton_regions.INTERPRETED
 
@@ -35,18 +33,11 @@ def test_large_graphs_have_more_shares() -> None:
     assert [len(edge_shares.divide(edges, 2_000, 1_000)) for edges in (500_000, 600_000, 3_000_000)] == [1, 2, 6]
 
 
-def backward(region: Region, visible: int) -> Region:
-    """The tiled region of a gradient."""
-    given = tuple(k < visible for k in range(len(region.outputs)))
-    plan = vjp(region, (True,) * region.count, given)
-    return next(stage.region for stage in plan.stages if stage.region.tiled)
-
-
 def plans(name: str, unmasked: bool = True) -> list[TiledPlan]:
     """The plans of a region and of its gradient."""
     region = REGIONS[name](Maker("float32", unmasked))
     kept = with_residuals(region)
-    return [TiledPlan(kept), TiledPlan(backward(kept, len(region.outputs)))]
+    return [TiledPlan(kept), TiledPlan(tiled_gradient_of(kept, len(region.outputs)))]
 
 
 @pytest.mark.parametrize("name", REGIONS)

@@ -95,7 +95,12 @@ class _Walk:
         return -(-min(share.size, self.wave) // self.tile.edges)
 
     def sums_of_programs(self, shares: Sequence[Share], like: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Returns memory for the sums of all programs, on the device of `like`, and the part of it for each share."""
+        """Returns memory for the sums of all programs, on the device of `like`, and the part of it for each share.
+
+        A walk without sums gets `like` in their place, which it does not write.
+        """
+        if self.add_up is None:
+            return like, [like] * len(shares)
         length, dtype = self.partial
         counts = [self.programs(share) for share in shares]
         sums = like.new_empty((sum(counts), length), dtype=dtype)
@@ -149,6 +154,9 @@ class TiledKernel:
         self.walks = [_Walk(plan, phase, self._places, tile) for phase in plan.phases]
         self.reads_rows = any(walk.reads_rows for walk in self.walks)
         self._turns = edge_shares.turns(plan)
+        self._of_shares, self._of_all_edges = (edge_shares.products(plan, brief) for brief in (True, False))
+        self._share_bytes = sum(plan.width(i) * tensor_type(plan.stored[i]).itemsize for i in plan.brief)
+        self._wave = max((walk.wave for walk in self.walks), default=1)
         self.parts = [(of_rows(part.region(region, plan.stored)), part) for part in plan.parts]
         self.overwritable = {
             k: tuple(region.nodes[i].positions[0] for i in inputs) for k, inputs in plan.overwritable.items()
@@ -235,7 +243,7 @@ class TiledKernel:
         rowptr, edges, plan = layout[0], layout[1].size(0), self.plan
         rows, device = rowptr.size(0) - 1, rowptr.device
         owners = rows_of_edges(rowptr, edges) if self.reads_rows else rowptr
-        shares = self._shares(edges)
+        shares = edge_shares.divide(edges, self._share_bytes, self._wave)
         # Rows of edges that are masked out are not written. They must not count in products.
         make = torch.empty if self.region.unmasked else torch.zeros
         temporaries = [  # rowptr stands for values that have no memory yet
@@ -247,7 +255,7 @@ class TiledKernel:
         ]
         given = [*layout, owners, rowptr, *outputs, *temporaries, *weights, *self._without_bools(tensors)]
         self._walk(given, rows, shares, outputs)
-        write_products([self._product(k, given, outputs[k]) for k in edge_shares.products(plan, brief=False)])
+        write_products([self._product(k, given, outputs[k]) for k in self._of_all_edges])
         for kernel, part in self.parts if rows else ():
             leaves = [given[self._places[plan.places[i]]] for i in sorted(part.leaves)]
             kernel.trusted([*tensors[: self.region.count], *leaves], layout, [outputs[k] for k in part.outputs])
@@ -258,16 +266,11 @@ class TiledKernel:
             return tensors
         return [t.to(torch.float64) if t.dtype is torch.bool else t for t in tensors]
 
-    def _shares(self, edges: int) -> Sequence[Share]:
-        plan = self.plan
-        bytes_per_edge = sum(plan.width(i) * tensor_type(plan.stored[i]).itemsize for i in plan.brief)
-        return edge_shares.divide(edges, bytes_per_edge, max((walk.wave for walk in self.walks), default=1))
-
     def _walk(self, given: list[Tensor], rows: int, shares: Sequence[Share], outputs: Sequence[Tensor]) -> None:
         """Walks the edges, share by share, and writes the sums of the walks and the products of brief values."""
         sums = [walk.sums_of_programs(shares, given[0]) for walk in self.walks]
-        products, one = edge_shares.products(self.plan, brief=True), len(shares) == 1
-        found = {k: outputs[k][None] if one else self._for_shares(outputs[k], len(shares)) for k in products}
+        one = len(shares) == 1
+        found = {k: outputs[k][None] if one else self._for_shares(outputs[k], len(shares)) for k in self._of_shares}
         for number, share in enumerate(shares):
             for walk, turn, (_, of_shares) in zip(self.walks, self._turns, sums, strict=True):
                 self._keep(given, turn.stores, share)

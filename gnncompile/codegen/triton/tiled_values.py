@@ -148,10 +148,9 @@ class TileValues:
 
     def _read(self, i: int, again: bool = False) -> str:
         """Returns the load of an input, or of a value that an earlier phase stored."""
-        node, zeroed = self.region.nodes[i], i in self.summed_operands
+        node, masks = self.region.nodes[i], ["alive"] if i in self.summed_operands else []
         if i in self.phase.loads:
-            stored, place = self.plan.places[i], self.row_of_stored(i)
-            return self._load(stored, node.shape[1], Space.EDGE, node.boolean, again, zeroed, place)
+            return self._load(self.plan.places[i], self.row_of_stored(i), masks, node.shape[1], node.boolean, again)
         if node.dtype == SEED:
             return f"tl.load(t{node.value})"
         if node.dtype == BITS:
@@ -160,32 +159,24 @@ class TileValues:
             return f"tl.load(t{node.value} + edge_at).to(tl.int64)"
         weights = node.space is Space.FEATURE
         length = max(matrix(self.region, self._readers(i)[0])) if weights else node.shape[1]
-        row = self.names[node.args[0]] if node.through_index else None
-        present = f"({row} >= 0)" if row else ""  # -1 reads zeros
-        return self._load(f"t{node.value}", length, node.space, node.boolean, again, zeroed, row, present)
+        if node.through_index:
+            row = self.names[node.args[0]]
+            masks = [f"({row} >= 0)", *masks]  # -1 reads zeros
+        else:
+            row = "" if node.space in (Space.PARAMETER, Space.FEATURE) else self.index(node.space)
+        return self._load(f"t{node.value}", row, masks, length, node.boolean, again)
 
     def row_of_stored(self, i: int) -> str:
         """Returns the name of the row index of a value that a walk stores for others."""
         return "share_at" if i in self.plan.brief else "edge_at"
 
-    def _load(
-        self,
-        tensor: str,
-        length: int,
-        space: Space,
-        boolean: bool,
-        again: bool,
-        zeroed: bool,
-        row: str | None = None,
-        present: str = "",
-    ) -> str:
-        """Returns the load of a tensor's rows in a space, or of rows with these numbers, if these are `present`."""
-        offset, masks = self.columns(length)
-        masks = ["alive", *masks] if zeroed else masks
-        masks = [present, *masks] if present else masks
+    def _load(self, tensor: str, row: str, masks: list[str], length: int, boolean: bool, again: bool) -> str:
+        """Returns the load of rows of a tensor, given by their numbers, or of its only row if `row` is empty."""
+        offset, inside = self.columns(length)
+        masks = [*masks, *inside]
         at = offset or " + tl.zeros([1, 1], tl.int32)"
-        if space not in (Space.PARAMETER, Space.FEATURE):
-            at = f" + {row or self.index(space)}{f' * {length}' if length > 1 else ''}{offset}"
+        if row:
+            at = f" + {row}{f' * {length}' if length > 1 else ''}{offset}"
         # An equal load would be merged with the first one.
         policy = ', eviction_policy="evict_last"' if again else ""
         text = f"tl.load({tensor}{at}{masked(masks, other='0')}{policy})"
