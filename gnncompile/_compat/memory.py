@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.dlpack import from_dlpack
 
 __all__ = [
     "StorageWeakRef",
     "buffer_in",
     "copy_each",
     "empty_cpu_buffer",
+    "empty_vector",
     "pinned",
     "same_memory",
     "shared_bytes",
@@ -29,8 +29,21 @@ empty_cpu_buffer: Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor] 
 )
 """Returns a new tensor of a shape, strides and a dtype on the CPU, as Inductor's code makes them."""
 
+_EMPTY = {"cpu": empty_cpu_buffer, "cuda": torch._C._dynamo.guards._empty_strided_cuda}  # type: ignore[attr-defined]
+
+
+def empty_vector(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Returns a new tensor ``[size]`` on the device of another tensor, which is the current one of its type.
+
+    It takes a fraction of the time of ``new_empty``.
+    """
+    make = _EMPTY.get(like.device.type)
+    made: Tensor = like.new_empty((size,), dtype=dtype) if make is None else make((size,), (1,), dtype)
+    return made
+
+
 buffer_in: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""Returns a tensor of a shape and strides at an offset in the storage of another tensor of the same dtype.
+"""Returns a tensor of a shape and strides that begins so many elements behind the begin of another of its dtype.
 
 The result is no view: autograd does not know that both share memory.
 """
@@ -68,13 +81,13 @@ def copy_each(targets: list[Tensor], sources: list[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)
 
 
-def same_memory(tensor: Tensor) -> Tensor:
+def same_memory(tensor: Tensor, of: Tensor | None = None) -> Tensor:
     """Returns a tensor over the same memory, with a storage that begins at the tensor's first element. It is no view.
 
-    The result keeps the given tensor alive. Both share a version counter, so autograd notices a write to a tensor that
-    it saved.
+    The result keeps the memory alive. It has the version counter of the tensor, or of `of`, whose memory it is. So
+    autograd notices a write to a tensor that it saved.
     """
-    found = tensor.detach()
+    found = (tensor if of is None else of).detach()
     # Not to_dlpack(found): its memory would keep `found` itself alive, a cycle that is never freed.
-    found.data = from_dlpack(torch._C._to_dlpack(tensor.detach()))
+    found.data = torch._C._from_dlpack(torch._C._to_dlpack(tensor.detach() if of is None else tensor))
     return found

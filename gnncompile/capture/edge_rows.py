@@ -19,6 +19,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.device import device_of
 from gnncompile.layout.edge_memory import is_aligned
+from gnncompile.layout.identity_cache import never_written
 
 
 class _Shared(NamedTuple):
@@ -46,7 +47,7 @@ def share(edge_index: Tensor) -> tuple[Tensor, ...]:
     if torch.is_inference_mode_enabled():  # tensors that are made there have no version
         with torch.inference_mode(False):
             return share(edge_index)
-    rows = tuple(map(_row, edge_index.detach().unbind(0)))
+    rows = _row(edge_index, 0), _row(edge_index, 1)
     key = id(edge_index)
     _shared[key] = _Shared(weakref.ref(edge_index, functools.partial(_forget, key)), rows, _place(edge_index))
     return rows
@@ -58,9 +59,10 @@ def _forget(key: int, of: weakref.ref[Tensor]) -> None:
         del _shared[key]
 
 
-def _row(row: Tensor) -> Tensor:
-    """The row in its own memory, or a copy if Inductor would copy it in each call: :func:`is_aligned`."""
-    return _compat.same_memory(row) if is_aligned(row) else row.clone()
+def _row(edge_index: Tensor, which: int) -> Tensor:
+    """A row in its own memory, or a copy if Inductor would copy it in each call: :func:`is_aligned`."""
+    row = _compat.buffer_in(edge_index, (edge_index.size(1),), (1,), which * edge_index.stride(0))
+    return never_written(_compat.same_memory(row, edge_index) if is_aligned(row) else row.clone())
 
 
 def shared(edge_index: Tensor) -> tuple[Tensor, ...] | None:

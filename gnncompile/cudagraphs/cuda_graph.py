@@ -12,7 +12,7 @@ import torch
 
 from gnncompile import _compat
 from gnncompile.device import device_of
-from gnncompile.layout import csr, streams
+from gnncompile.layout import bad_indices, streams
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class CudaGraphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        csr.watch(device)
+        bad_indices.watch(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = streams.capturing(device)
         self._device = device

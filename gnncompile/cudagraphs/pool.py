@@ -17,7 +17,7 @@ from gnncompile.cudagraphs import cuda_graph, native
 from gnncompile.cudagraphs.recorder import CudaGraphRun, CudaGraphSettings, Lease, finished
 from gnncompile.cudagraphs.undo import Undone
 from gnncompile.exc import UnsupportedRegion
-from gnncompile.layout import csr
+from gnncompile.layout import bad_indices
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class CudaGraphPool:
         _compat.refuse_tangents(args)
         if where is None:
             return finished(self.run(*args))
-        csr.check_pending()
+        bad_indices.check_pending()
         context = self._context = where, facts
         self._calls += 1
         if begun is not None:
@@ -220,7 +220,7 @@ class CudaGraphPool:
     def _replay(self, recording: CudaGraphRun, args: Sequence[Any], lease: Lease, begun: bool = False) -> Any:
         recording.last_call = self._calls
         if recording.builds_structure and self._calls % LOOK_EVERY == 0:
-            csr.look(self.device)
+            bad_indices.look(self.device)
         return recording(args, lease, begun)
 
     def _look(self, args: Sequence[Any], context: Any, memory: int | None) -> Seen:

@@ -1,27 +1,26 @@
 """Builds CSR layouts, and checks the indices while it reads them.
 
-On a GPU the check must not wait for the device. The result of the check is copied to the host in the background. It is
-read when the next layout is built or the next step starts (:func:`check_pending`), so a bad index raises one call late.
-Until then bad edges are treated as masked out: nothing is read or written outside a tensor.
+On a GPU the check must not wait for the device, so a bad index raises one call late
+(:mod:`gnncompile.layout.bad_indices`). Until then bad edges are treated as masked out: nothing is read or written
+outside a tensor.
 
-In the same way the host learns the number of hubs of a layout (:class:`Hubs`). Until then, kernels are launched for the
-largest possible number.
+The host learns the number of hubs of a layout (:class:`Hubs`) in the background too. Until then, kernels are launched
+for the largest possible number.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
 from gnncompile.device import device_of
-from gnncompile.exc import ArgumentError, IndexOutOfRangeError
+from gnncompile.exc import ArgumentError
+from gnncompile.layout import bad_indices
+from gnncompile.layout.arriving import Arriving
 from gnncompile.layout.side_table import SideTable, version_of
 from gnncompile.layout.streams import Ordered
 
@@ -30,29 +29,6 @@ MAX_INDEX = 2**31 - 1 - 2**13
 
 NO_HUBS = (0, 0)
 """The numbers of hubs and of pieces of a layout that has no hubs, even with one more edge for each row."""
-
-
-@dataclass(frozen=True)
-class _Arriving:
-    """Numbers that are being copied from a device to the host."""
-
-    host: Tensor
-    done: torch.cuda.Event
-
-    @staticmethod
-    def of(value: Tensor) -> _Arriving:
-        """Starts to copy numbers from a GPU, after the work on its current stream."""
-        host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        host.copy_(value, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(value.device))
-        return _Arriving(host, done)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    bad: _Arriving
-    limits: tuple[int, int] | None
 
 
 @dataclass
@@ -74,7 +50,7 @@ class Hubs:
     version: int
     number: tuple[int, int] | None
     most_edges: int
-    _arriving: _Arriving | None
+    _arriving: Arriving | None
     order: Ordered | None = None
 
     def programs(self) -> tuple[int, int]:
@@ -105,11 +81,6 @@ _hubs: SideTable[Hubs] = SideTable()
 """The hubs of layouts, by rowptr."""
 _rows: SideTable[_Rows] = SideTable()
 """The row of each edge of layouts, by rowptr."""
-
-_pending: deque[_Pending] = deque()
-_flags: dict[torch.device, Tensor] = {}
-"""For each GPU, whether a layout that a CUDA graph built had a bad index."""
-_lock = threading.Lock()
 
 
 def csr(
@@ -142,7 +113,7 @@ def csr(
     check_sizes(num_edges, num_rows, num_columns)
     wraps = wrap_rows, wrap_columns
     bad = out_of_range(index, other, (num_rows, num_columns), wraps)
-    report(bad, index, other, (num_rows, num_columns))
+    bad_indices.report(bad, index, other, (num_rows, num_columns))
     index = _wrapped(index, num_rows) if wrap_rows else index
     other = _wrapped(other, num_columns) if wrap_columns else other
     found = sorted_edges(index, other, num_rows, num_columns, bad if alive is None else bad | ~alive)
@@ -279,87 +250,6 @@ def attach_hubs_with_loops(rowptr: Tensor, with_loops: Tensor, num_edges: int, f
         attach_hubs(with_loops, num_edges, find)
 
 
-def report(bad: Tensor, index: Tensor, other: Tensor, limits: tuple[int, int]) -> None:
-    """Raises IndexError for a bad index, on a GPU at a later call.
-
-    Args:
-        bad: Bools, of which one is true if an edge is out of range. On a CPU, one for each edge.
-        index: The row of each edge.
-        other: The other end of each edge.
-        limits: The numbers of rows and columns.
-    """
-    if not device_of(bad.device).host_waits:
-        if bool(bad.any()):
-            at = int(bad.nonzero()[0])
-            raise_out_of_range((int(index[at]), int(other[at])), limits, at, index is other)
-        return
-    if device_of(bad.device).is_capturing:
-        flag = _flags.get(bad.device)
-        if flag is not None:
-            flag.logical_or_(bad.any())
-        return
-    pending = _Pending(_Arriving.of(bad if bad.numel() == 1 else bad.any()), limits)
-    with _lock:
-        _pending.append(pending)
-
-
-def watch(device: torch.device) -> None:
-    """Makes the flag in which layouts built by a CUDA graph note bad indices. Must be called before the capture."""
-    if device not in _flags:
-        _flags[device] = torch.zeros((), dtype=torch.bool, device=device)
-
-
-def look(device: torch.device) -> None:
-    """Starts to ask whether a CUDA graph noted a bad index. A later :func:`check_pending` raises the error."""
-    if device in _flags:
-        with _lock:
-            _pending.append(_Pending(_Arriving.of(_flags[device]), None))
-
-
-def check_pending(wait: bool = False) -> None:
-    """Raises IndexError for a bad index that an earlier layout on a GPU found; without `wait` it never blocks."""
-    while _pending and not torch.cuda.is_current_stream_capturing():
-        with _lock:
-            if not _pending or not (wait or _pending[0].bad.done.query()):
-                return
-            first = _pending.popleft()
-        if wait:
-            first.bad.done.synchronize()
-        if bool(first.bad.host):
-            for flag in _flags.values():
-                flag.zero_()
-            raise_out_of_range(None, first.limits, None, False)
-
-
-def raise_out_of_range(
-    found: tuple[int, int] | None, limits: tuple[int, int] | None, at: int | None, segments: bool
-) -> NoReturn:
-    """Raises IndexError for an edge with an end outside of the graph.
-
-    Args:
-        found: The row and the column of the edge; None if they are not known.
-        limits: The numbers of rows and columns; None if they are not known.
-        at: The position of the edge.
-        segments: Whether rows and columns are one index, such as a batch vector.
-    """
-    if segments and found is not None and limits is not None:
-        raise IndexOutOfRangeError(
-            f"edge_index or batch: entry {at} is {found[0]}, outside the graph; expected indices from "
-            f"{_range(limits[0])}. Check edge_index against x.size(0), batch against the number of graphs (size, "
-            "batch_size), edge_type against num_relations."
-        )
-    what = f"edge {at} joins nodes {found[0]} and {found[1]}" if found is not None else "an edge has an end"
-    expected = f"; expected indices from {_range(limits[0])} and {_range(limits[1])}" if limits is not None else ""
-    raise IndexOutOfRangeError(
-        f"edge_index: {what} outside the graph{expected}. Check edge_index against x.size(0), or pass the right "
-        "size/num_nodes; where edges have types, check edge_type against num_relations."
-    )
-
-
-def _range(limit: int) -> str:
-    return f"0 to {limit - 1}" if limit else "no rows"
-
-
 def most_edges(num_edges: int) -> int:
     """Returns the most edges of a row that is no hub: a power of two, by the number of edges of the graph.
 
@@ -476,7 +366,7 @@ def hubs_of(rowptr: Tensor, rows: Tensor, pieces: Tensor, number: Tensor, most_e
     version = version_of(rowptr)
     if not device_of(number.device).host_waits:
         return Hubs(rows, pieces, version, _pair(number), most_edges, None)
-    arriving = None if device_of(rowptr.device).is_capturing else _Arriving.of(number)
+    arriving = None if device_of(rowptr.device).is_capturing else Arriving.of(number)
     return Hubs(rows, pieces, version, None, most_edges, arriving, Ordered.after([rows, pieces]))
 
 

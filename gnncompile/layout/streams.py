@@ -72,9 +72,10 @@ class Ordered:
 
     def __init__(self, tensors: Sequence[Tensor], device: int) -> None:
         self.tensors, self.device = tensors, device
-        self._done = torch.cuda.Event()
-        self._done.record(torch.cuda.current_stream(device))
-        self._known = {_compat.current_stream(device)}
+        stream = _compat.current_stream(device)
+        # An event on the default stream can be recorded when it is needed: no CUDA graph is ever captured there.
+        self._done = _event_on(torch.cuda.current_stream(device)) if stream else None
+        self._known = {stream}
 
     @staticmethod
     def after(tensors: Sequence[Tensor]) -> Ordered | None:
@@ -98,8 +99,15 @@ class Ordered:
         if current in self._known or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(self._done)
+        stream.wait_event(self._done or _event_on(torch.cuda.default_stream(self.device)))
         for tensor in self.tensors:
             if device_of(tensor.device).has_streams:
                 tensor.record_stream(stream)
         self._known.add(current)
+
+
+def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Returns an event after the work that a stream has now."""
+    event = torch.cuda.Event()
+    event.record(stream)
+    return event

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from gnncompile import _compat
 from gnncompile.exc import StructureSizeError
-from gnncompile.layout import csr
+from gnncompile.layout import bad_indices
 from gnncompile.layout.identity_cache import IdentityCache
 
 ADVICE = (
@@ -61,15 +61,17 @@ class StructureCache:
 
     def __call__(self, args: Sequence[Any]) -> list[Tensor]:
         """Returns the graph structure for the inputs of the captured graph."""
-        csr.check_pending()
+        bad_indices.check_pending()
         found = self.cache.get([args[i] for i in self.program.inputs], self._build)
         if self.assumed:
             self._check_sizes([*args, *found])
         return found
 
     def _build(self, *inputs: Any) -> list[Tensor]:
-        with torch.no_grad():
-            return [t.contiguous() for t in self._run(*inputs)]
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self._build(*inputs)
+        return [t.contiguous() for t in self._run(*inputs)]
 
     def _check_sizes(self, tensors: list[Any]) -> None:
         """Raises StructureSizeError if a data-dependent size differs from the size that the capture assumed for it."""

@@ -20,6 +20,7 @@ from gnncompile.codegen.cpp.layout_source import CSR, DEGREES, LOOPS
 from gnncompile.device import device_of
 from gnncompile.exc import ArgumentError, KernelMemoryError, UnsupportedRegion
 from gnncompile.layout import csr as by_torch
+from gnncompile.layout.bad_indices import raise_out_of_range
 
 _Run = Callable[..., int]
 
@@ -42,13 +43,16 @@ def _run_of(index: Tensor, source: str, entry: str = "run") -> _Run | None:
     return _compiled(source, entry) if device_of(index.device).generator == "cpp" else None
 
 
-def _call(run: _Run, *arguments: Tensor | int | None) -> int:
-    numbers = [one.data_ptr() if isinstance(one, Tensor) else one or 0 for one in arguments]
-    return run(struct.pack(f"{len(numbers)}q", *numbers))
+_pack = {number: struct.Struct(f"{number}q").pack for number in (3, 9, 14)}
+"""Functions that make so many arguments of an entry point."""
 
 
-def _fresh(*sizes: int) -> tuple[Tensor, ...]:
-    return tuple(_compat.empty_cpu_buffer((size,), (1,), torch.int32) for size in sizes)
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _fresh(*sizes: int) -> list[Tensor]:
+    return [_compat.empty_cpu_buffer((size,), (1,), torch.int32) for size in sizes]
 
 
 def csr(
@@ -67,16 +71,17 @@ def csr(
     num_edges = index.numel()
     rows, columns, kept = checked_edges(index, other, alive, num_rows, num_columns)
     made = _fresh(num_rows + 1, num_edges, num_edges)
-    wide = [one.dtype is torch.int64 for one in (rows, columns)]
+    wide = rows.dtype is torch.int64, columns.dtype is torch.int64
     found = (ctypes.c_int64 * 3)()
     sizes = num_edges, num_rows, num_columns, wrap_rows, wrap_columns
-    failed = _call(run, *sizes, *wide, rows, columns, kept, *made, ctypes.addressof(found))
+    addresses = map(_address, (rows, columns, kept, *made))
+    failed = run(_pack[14](*sizes, *wide, *addresses, ctypes.addressof(found)))
     if failed == 1:
         raise KernelMemoryError(f"edge_index: no memory to sort {num_edges} edges by {num_rows} rows; split the graph")
     if failed:
         at, row, column = found
-        by_torch.raise_out_of_range((row, column), (num_rows, num_columns), at, index is other)
-    return made
+        raise_out_of_range((row, column), (num_rows, num_columns), at, index is other)
+    return tuple(made)
 
 
 def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: Tensor | None) -> tuple[Tensor, ...]:
@@ -88,8 +93,8 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
     by_torch.check_sizes(num_edges + num_rows, num_rows, num_rows)
     given = [None if one is None else one.contiguous() for one in (rowptr, col, edge, alive)]
     made = _fresh(num_rows + 1, num_edges + num_rows, num_edges + num_rows)
-    _call(run, num_edges, num_rows, *given, *made)
-    return made
+    run(_pack[9](num_edges, num_rows, *map(_address, (*given, *made))))
+    return tuple(made)
 
 
 def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
@@ -100,7 +105,7 @@ def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
         return by_torch.inverse_degree(rowptr, dtype)
     rows = rowptr.numel() - 1
     made = _compat.empty_cpu_buffer((rows,), (1,), getattr(torch, dtype))
-    _call(run, rows, rowptr.contiguous(), made)
+    run(_pack[3](rows, rowptr.contiguous().data_ptr(), made.data_ptr()))
     return made
 
 
@@ -115,7 +120,7 @@ def checked_edges(
     """
     by_torch.check_sizes(index.numel(), num_rows, num_columns)
     lengths = [one.numel() for one in (index, other, alive) if one is not None]
-    if any(length != lengths[0] for length in lengths):
+    if lengths.count(lengths[0]) < len(lengths):
         raise ArgumentError(
             f"edge_index: found {' and '.join(map(str, lengths))} entries for its rows, columns and mask, expected as "
             "many of each; pass both ends of each edge."

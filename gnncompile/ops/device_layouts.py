@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from gnncompile import _compat
 from gnncompile.device import device_of
+from gnncompile.layout import bad_indices
 from gnncompile.layout import csr as by_torch
 from gnncompile.ops.cpu_layouts import checked_edges
 
@@ -33,8 +34,10 @@ def csr(
     from gnncompile.codegen.triton.sorting import sort_edges
 
     rows, columns, kept = checked_edges(index, other, alive, num_rows, num_columns)
-    *layout, bad = sort_edges(rows, columns, kept, num_rows, num_columns, (wrap_rows, wrap_columns))
-    by_torch.report(bad, index, other, (num_rows, num_columns))
+    place = bad_indices.place_for(index.device, (num_rows, num_columns))
+    *layout, bad = sort_edges(rows, columns, kept, num_rows, num_columns, (wrap_rows, wrap_columns), place)
+    if place is None:
+        bad_indices.report(bad, index, other, (num_rows, num_columns))
     by_torch.attach_hubs(layout[0], index.numel(), find_hubs)
     return tuple(layout)
 

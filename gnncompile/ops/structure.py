@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -66,47 +66,58 @@ torch.library.register_fake("gnncompile::csr_with_loops", _fake_csr_with_loops, 
 torch.library.register_fake("gnncompile::inverse_degree", _fake_inverse_degree, lib=LIBRARY)
 
 
-def _csr(*given: Any, **named: Any) -> Any:
-    return _run("csr", given, named)
-
-
-def _csr_with_loops(*given: Any, **named: Any) -> Any:
-    return _run("csr_with_loops", given, named)
-
-
-def _inverse_degree(*given: Any, **named: Any) -> Any:
-    return _run("inverse_degree", given, named)
-
-
-def _run(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Runs an op at once, unless a mode is to see it, or a tensor is of a subclass.
-
-    Some subclasses, such as ``EdgeIndex``, have no memory of their own to read.
-    """
-    subclasses = any(isinstance(one, Tensor) and type(one) is not Tensor for one in (*given, *named.values()))
-    if subclasses or _compat.is_in_dispatch_mode():
-        return getattr(torch.ops.gnncompile, name)(*given, **named)
-    return _BY_DEVICE[name].get(given[0].device.type, _ON_OTHER_DEVICES[name])(*given, **named)
-
-
-_WITHOUT_DISPATCHER = {
-    torch.ops.gnncompile.csr.default: _csr,
-    torch.ops.gnncompile.csr_with_loops.default: _csr_with_loops,
-    torch.ops.gnncompile.inverse_degree.default: _inverse_degree,
-    torch.ops.aten.new_empty.default: Tensor.new_empty,
-}
-"""Functions that do the same as ops, but are called in less time."""
+_NAMES = {getattr(torch.ops.gnncompile, name).default: name for name in _BY_DEVICE}
+_NEW_EMPTY = torch.ops.aten.new_empty.default
 
 
 def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
-    """Returns the function of a structure program, in which ops of graph structure are calls of Python functions.
+    """Returns a function that does the same as a structure program, in less time.
 
     Torch's dispatcher takes about 5 microseconds for each op that is written in Python, which counts if a small graph
-    is new in each call. A ``TorchDispatchMode`` still sees all ops.
+    is new in each call. So ops of graph structure are called as Python functions. The dispatcher runs them if a
+    ``TorchDispatchMode`` is to see them, or if an input is of a subclass: some subclasses, such as ``EdgeIndex``, have
+    no memory of their own to read.
     """
+    direct: dict[str, Callable[..., Any]] = {}
+
+    def run(*inputs: Any) -> Any:
+        plain = None
+        for one in inputs:
+            if type(one) is Tensor:
+                plain = one
+            elif isinstance(one, Tensor):
+                return program(*inputs)
+        if plain is None or _compat.is_in_dispatch_mode():
+            return program(*inputs)
+        kind = plain.device.type
+        if kind not in direct:
+            direct[kind] = _direct(program, kind)
+        return direct[kind](*inputs)
+
+    return run
+
+
+def _direct(program: fx.GraphModule, kind: str) -> Callable[..., Any]:
+    """Returns the function of a program whose ops are called as what runs them on a type of device."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     for node in graph.nodes:
-        node.target = _WITHOUT_DISPATCHER.get(node.target, node.target)
+        name = _NAMES.get(node.target)
+        if name is not None:
+            node.target = _BY_DEVICE[name].get(kind, _ON_OTHER_DEVICES[name])
+        elif node.target is _NEW_EMPTY and 0 in node.args[1]:
+            node.target = _made_once()
     forward: Callable[..., Any] = fx.GraphModule(program, graph).forward
     return forward
+
+
+def _made_once() -> Callable[..., Tensor]:
+    """Returns a function that does the same as ``new_empty``, for a tensor without elements. Its results are shared."""
+    made: dict[torch.device, Tensor] = {}
+
+    def new_empty(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:
+        if like.device not in made:
+            made[like.device] = like.new_empty(size, **options)
+        return made[like.device]
+
+    return new_empty

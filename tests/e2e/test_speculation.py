@@ -347,7 +347,7 @@ def test_numbers_drawn_in_vain_are_drawn_again(device: str, events: list[str], a
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("place", [(CompiledCallable, "capture_for"), (pool.csr, "check_pending")])
+@pytest.mark.parametrize("place", [(CompiledCallable, "capture_for"), (pool.bad_indices, "check_pending")])
 def test_an_error_after_the_launch_leaves_no_trace(
     device: str, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str]
 ) -> None:

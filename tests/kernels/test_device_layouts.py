@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gnncompile.codegen.triton import hub_lists, radix_sort, sorting
 from gnncompile.codegen.triton.launcher import Kernel
 from gnncompile.exc import ArgumentError
-from gnncompile.layout import csr
+from gnncompile.layout import bad_indices, csr
 from gnncompile.ops import device_layouts
 from tests.harness import needs_interpreter, tune
 from tests.kernels.test_triton_sorting import GRAPHS, random_edges
@@ -26,7 +26,7 @@ def by_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_process(row: Tensor, column: Tensor, rows: int, columns: int, alive: Tensor | None, *wraps: bool):
     found = device_layouts.csr(row, column, rows, columns, alive, *wraps)
-    csr.check_pending(wait=True)
+    bad_indices.check_pending(wait=True)
     return found
 
 

@@ -11,6 +11,7 @@ import torch
 from tests import triton_regions  # isort: skip  (sets up Triton's interpreter before anything imports Triton)
 
 from torch import Tensor
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import remove_self_loops, scatter
 
 import gnncompile
@@ -71,7 +72,16 @@ def _masked(x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
     return gathered + scatter(e, edge_index[1], 0, x.size(0), "sum")
 
 
-@pytest.mark.parametrize("program, number", [(_other_end, 1), (_before, 1), (_other_rows, 2), (_masked, 2)])
+def _normalised(x: Tensor, edge_index: Tensor, e: Tensor) -> Tensor:
+    """The degrees are counted before rows are gathered, and leave self loops out too."""
+    kept, weight = gcn_norm(edge_index, None, x.size(0), dtype=x.dtype)
+    return scatter(x[kept[0]] * weight[:, None], kept[1], 0, x.size(0), "sum") + total(e, edge_index[1], x.size(0))
+
+
+PROGRAMS = [(_other_end, 1), (_before, 1), (_other_rows, 2), (_masked, 2), (_normalised, 2)]
+
+
+@pytest.mark.parametrize("program, number", PROGRAMS)
 def test_layouts(program: Callable[..., Tensor], number: int) -> None:
     """Layouts are those of the whole graph, without gradients."""
     torch._dynamo.reset()

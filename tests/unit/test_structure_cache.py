@@ -21,7 +21,7 @@ import gnncompile
 from gnncompile import _compat
 from gnncompile.capture.compile import callable_of
 from gnncompile.layout import csr, identity_cache, streams
-from gnncompile.layout.identity_cache import IdentityCache
+from gnncompile.layout.identity_cache import IdentityCache, never_written
 from tests.harness import light
 
 NODES, WIDTH = 6, 4
@@ -169,6 +169,69 @@ def test_what_changed_while_it_was_made_is_not_remembered(cache: IdentityCache) 
 
     cache.get((value,), slowly)
     assert len(cache) == 0 and torch.equal(cache.get((value,), copied)[0], value)
+
+
+# -- new graphs in each call ---------------------------------------------------------------------------------------
+
+
+def _made(cache: IdentityCache, value: Tensor) -> list[Tensor]:
+    return cache.get((value, 3), lambda t, _: copied(t))
+
+
+def test_results_that_nobody_reads_are_no_longer_kept() -> None:
+    cache = IdentityCache(64, 2**20)
+    kept = [never_written(torch.full((9,), k)) for k in range(40)]
+    for value in kept:
+        assert torch.equal(_made(cache, value)[0], value)
+    assert len(cache) == identity_cache._UNREAD and cache.misses == 40
+    last = _made(cache, kept[-1])  # the second time
+    assert _made(cache, kept[-1]) is last and (cache.hits, cache.misses) == (1, 41)
+    new = never_written(torch.zeros(9))
+    assert _made(cache, new) is _made(cache, new)  # something is read again, so all is kept again
+
+
+def test_results_of_freed_graphs_are_not_kept_either() -> None:
+    cache = IdentityCache(64, 2**20)
+    alive = [never_written(torch.full((9,), k)) for k in range(6)]  # before those that are freed
+    for value in alive:
+        _made(cache, value)
+    for k in range(300):
+        _made(cache, never_written(torch.full((9,), k)))
+    assert len(cache) == 6 and cache.nbytes == 6 * 72 and cache._last is None
+
+
+def test_results_for_tensors_that_may_be_written_to_are_kept() -> None:
+    cache, kept = IdentityCache(64, 2**20), [torch.full((9,), k) for k in range(40)]
+    for value in kept:
+        _made(cache, value)
+    assert len(cache) == 40
+
+
+def test_each_cache_meets_a_graph_by_itself() -> None:
+    """As the graphs before and behind a graph break, or of training and of evaluation."""
+    caches = [IdentityCache(64, 2**20) for _ in range(2)]
+    for k in range(40):
+        value = never_written(torch.full((9,), k))
+        for cache in caches:
+            _made(cache, value)
+    kept = [never_written(torch.full((9,), k)) for k in range(40)]
+    for value in kept:
+        for cache in caches:
+            _made(cache, value)
+    assert all(len(cache) <= 1 for cache in caches)
+
+
+def test_an_edge_list_that_comes_again_after_many_new_ones(model: Net, compiled: Any) -> None:
+    (cache,) = [captured.structure.cache for captured in callable_of(compiled).backend.captured]
+    for k in range(30):
+        compiled(X, edges(k), BATCH)
+    before = len(cache)
+    kept, misses = [edges(k) for k in range(30, 33)], []
+    for _ in range(3):
+        for one in kept:
+            equal(compiled(X, one, BATCH), model(X, one, BATCH))
+        misses.append(cache.misses)
+    assert before <= identity_cache._UNREAD and misses[1] == misses[2]
 
 
 # -- bounds -------------------------------------------------------------------------------------------------------
@@ -409,6 +472,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(state.current))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream(0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(_compat, "current_stream", lambda device: state.current)
     return state
@@ -435,6 +499,18 @@ def test_other_streams_wait_once(gpu: SimpleNamespace) -> None:
     order.follow()
     assert streams.Ordered.after([OnGpu(gpu.log)]) is None and len(gpu.log) == 3  # type: ignore[list-item]
     assert streams.Ordered.after([torch.ones(1)]) is None and streams.Ordered.after([]) is None
+
+
+def test_other_streams_wait_for_the_default_stream(gpu: SimpleNamespace) -> None:
+    """Its event is recorded when it is needed: new graphs of each call, which no other stream reads, need none."""
+    gpu.current = 0
+    order = streams.Ordered.after([OnGpu(gpu.log)])  # type: ignore[list-item]
+    assert order is not None and gpu.log == []
+    order.follow()
+    assert gpu.log == []
+    gpu.current = 2
+    order.follow(), order.follow()
+    assert gpu.log == [("record", 0), ("wait", 2), ("keep", 2)]
 
 
 @pytest.mark.gpu

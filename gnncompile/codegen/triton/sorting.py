@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gnncompile import tuning
+from gnncompile import _compat, tuning
 from gnncompile.codegen.triton import layout_kernels, radix_sort, sort_kernels
 from gnncompile.codegen.triton.entry import Entry
 from gnncompile.codegen.triton.launcher import Kernel, on_device
@@ -101,6 +101,7 @@ def sort_edges(
     num_rows: int,
     num_columns: int,
     wraps: tuple[bool, bool] = (False, False),
+    bad: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns rowptr ``[num_rows + 1]``, col, edge ``[num_edges]``, int32, and a bool ``[1]``: if one is out of range.
 
@@ -111,13 +112,14 @@ def sort_edges(
         num_rows: The number of rows.
         num_columns: The number of columns.
         wraps: Whether negative entries of `index` and of `other` count from the end.
+        bad: The bool ``[1]`` to set if an end is out of range, which the device can write to. By default a new one.
     """
     edges, sizes, constants = index.size(0), [index.size(0), num_rows, num_columns], (*wraps, alive is not None)
     kernels = _kernels(index.dtype, other.dtype)
-    rowptr, col, edge = (index.new_empty((n,), dtype=torch.int32) for n in (num_rows + 1, edges, edges))
-    bad = index.new_zeros((1,), dtype=torch.bool)
+    bad = index.new_zeros((1,), dtype=torch.bool) if bad is None else bad
     given = [index, other, bad if alive is None else alive]
     with on_device(index.get_device()):
+        rowptr, col, edge = (_compat.empty_vector(index, n, torch.int32) for n in (num_rows + 1, edges, edges))
         if _are_few(num_rows, edges):
             programs = _blocks(edges, _RANKED) + _blocks(num_rows + 1, _RANKED)
             kernels.rank(programs, [*given, rowptr, col, edge, bad], sizes, (*constants, _RANKED, _STEP))
@@ -142,8 +144,9 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, alive: Tensor | None) 
         alive: Edges to keep, by their numbers in `edge`, bool ``[num_edges]``, contiguous, or None.
     """
     edges, rows = edge.size(0), rowptr.size(0) - 1
-    new_rowptr, (new_col, new_edge) = torch.empty_like(rowptr), (edge.new_empty((edges + rows,)) for _ in range(2))
     with on_device(rowptr.get_device()):
+        sizes = rows + 1, edges + rows, edges + rows
+        new_rowptr, new_col, new_edge = (_compat.empty_vector(edge, n, torch.int32) for n in sizes)
         sums = rowptr
         if alive is not None:
             kept = torch.empty_like(edge)
@@ -163,8 +166,8 @@ def inverse_degree(rowptr: Tensor, dtype: torch.dtype) -> Tensor:
         dtype: float32 or float64.
     """
     rows = rowptr.size(0) - 1
-    out = rowptr.new_empty((rows,), dtype=dtype)
     with on_device(rowptr.get_device()):
+        out = _compat.empty_vector(rowptr, rows, dtype)
         _inverse[dtype](_blocks(rows, _BLOCK), [rowptr, out], [rows], (dtype is torch.float64, _BLOCK))
     return out
 

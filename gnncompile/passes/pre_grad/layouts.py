@@ -26,12 +26,14 @@ class Layouts:
     Attributes:
         made: rowptr, col and edge of each layout, by its index, the index of the other end, and the numbers of rows.
         masked: Whether a layout leaves edges out, by the node that makes it.
+        alive: The mask of the edges that a layout keeps, by its index; None for all edges.
     """
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.made: dict[tuple[Any, ...], list[fx.Node]] = {}
         self.masked: dict[fx.Node, bool] = {}
+        self.alive: dict[fx.Node, fx.Node | None] = {}
 
     def of(self, message: Message) -> list[fx.Node]:
         """Returns rowptr, col and edge by destination, and also by source where a gradient will need them."""
@@ -58,6 +60,7 @@ class Layouts:
         self.ctx.forget_erased()
         left = set(self.ctx.graph.nodes)
         self.made = {key: parts for key, parts in self.made.items() if left.issuperset(parts)}
+        self.alive = {index: mask for index, mask in self.alive.items() if mask is None or mask in left}
 
     def is_unmasked(self, layout: list[fx.Node]) -> bool:
         """Whether the layout leaves no edge out."""
@@ -67,15 +70,21 @@ class Layouts:
     def _csr(self, index: fx.Node, other: fx.Node, num_rows: Any, num_columns: Any) -> list[fx.Node]:
         key = (index, other, num_rows, num_columns)
         if key not in self.made:
+            alive = self._alive_of(index) or self._alive_of(other)
             # All regions of the graph share the layout, so it is placed right after its last input.
-            with self.ctx.after([index, other, num_rows, num_columns]):
-                alive = alive_of(self.ctx, index) or alive_of(self.ctx, other)
+            with self.ctx.after([index, other, num_rows, num_columns, alive]):
                 counted = [wrap_negative_indices.counts(self.ctx, end) for end in (index, other)]
                 args = [num_rows, num_columns, alive, *(counted if any(counted) else ())]
                 made = self.ctx.call(own.csr.default, index, other, *args, like=index)
                 self.masked[made] = alive is not None
                 self.made[key] = [self.ctx.call(operator.getitem, made, k) for k in range(3)]
         return list(self.made[key])
+
+    def _alive_of(self, index: fx.Node) -> fx.Node | None:
+        if index not in self.alive:
+            with self.ctx.after([index]):
+                self.alive[index] = alive_of(self.ctx, index)
+        return self.alive[index]
 
     def _row_of_edge(self, index: fx.Node, num_rows: Any) -> fx.Node:
         """Returns the row of each edge in the order of the edge list, int32; -1 for all edges if there is no row.

@@ -45,13 +45,19 @@ def _reads_own_rows(reader: fx.Node) -> bool:
 
 
 def _can_replace(layout: fx.Node, other: fx.Node) -> bool:
-    """Whether another layout has the same edges in the same order, and comes before all readers of this one."""
+    """Whether another layout has the same edges in the same order, and is or can be made before this one is read."""
     if other.args[0] is other.args[1] or any(_argument(other, k) != _argument(layout, k) for k in (0, 2, 4, 5)):
         return False
     parts = _parts(other)
-    return all(
-        part.args[1] in parts and all(parts[part.args[1]] < reader for reader in part.users) for part in layout.users
+    if any(part.args[1] not in parts for part in layout.users):
+        return False
+    return _can_precede(other, layout) or all(
+        parts[part.args[1]] < reader for part in layout.users for reader in part.users
     )
+
+
+def _can_precede(other: fx.Node, layout: fx.Node) -> bool:
+    return all(given < layout for given in other.all_input_nodes)
 
 
 def _argument(layout: fx.Node, k: int) -> Any:
@@ -67,6 +73,9 @@ def _parts(layout: fx.Node) -> dict[Any, fx.Node]:
 def _replace(layout: fx.Node, other: fx.Node) -> None:
     """Lets the readers of a layout read another one."""
     parts = _parts(other)
+    if layout < other and _can_precede(other, layout):
+        for node in (other, *parts.values()):
+            layout.prepend(node)
     for part in list(layout.users):
         part.replace_all_uses_with(parts[part.args[1]])
         layout.graph.erase_node(part)
