@@ -210,7 +210,10 @@ def test_sums_in_16_bits_on_a_cpu_are_torchs(dtype: torch.dtype):
         with torch._inductor.config.patch(force_disable_caches=True):
             _, codes = run_and_get_code(step)
         found.append(given.grad)
-    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+    exact = x.double().requires_grad_()
+    pairs(exact, j, i).sum().backward()
+    eager, ours = ((one.double() - exact.grad).norm() for one in found)
+    assert ours <= 1.1 * eager
     assert any("index_add" in code and "atomic_add" not in code for code in codes)
 
 
