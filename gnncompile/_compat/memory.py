@@ -43,7 +43,7 @@ def empty_vector(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 
 buffer_in: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
-"""Returns a tensor of a shape and strides that begins so many elements behind the begin of another of its dtype.
+"""Returns a tensor of a shape and strides that begins so many elements after the first element of another tensor.
 
 The result is no view: autograd does not know that both share memory.
 """

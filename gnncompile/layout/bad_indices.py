@@ -54,16 +54,19 @@ class _Notes:
         self._limits[at] = limits
         return self._places[at]
 
-    def first_set(self) -> int | None:
-        """Returns the number of a byte that is set, or None."""
-        at = ctypes.string_at(self._address, self._size).find(b"\1")
-        return None if at < 0 else at // ALIGNMENT
+    def is_any_set(self) -> bool:
+        """Whether a byte is set."""
+        return b"\1" in self._read()
 
     def clear(self) -> Limits | None:
-        """Clears all bytes. Returns the limits of a layout whose byte was set; None if no byte is set any more."""
-        at = self.first_set()
-        self._memory.zero_()
-        return None if at is None else self._limits[at]
+        """Clears the bytes that are set. Returns the limits of one of their layouts; None if no byte is set."""
+        found = [at for at, byte in enumerate(self._read()[::ALIGNMENT]) if byte]
+        for at in found:  # not all bytes: a kernel may set another one meanwhile
+            self._places[at].zero_()
+        return self._limits[found[0]] if found else None
+
+    def _read(self) -> bytes:
+        return ctypes.string_at(self._address, self._size)
 
 
 _notes: list[_Notes] = []
@@ -131,11 +134,15 @@ def look(device: torch.device) -> None:
 
 
 def check_pending(wait: bool = False) -> None:
-    """Raises IndexError for a bad index that an earlier layout on a GPU found; without `wait` it never blocks."""
+    """Raises IndexError for a bad index that an earlier layout on a GPU found.
+
+    Args:
+        wait: Whether to wait for the current GPU first. Else this never blocks.
+    """
     if _notes:
         if wait:
             torch.cuda.synchronize()
-        if _notes[0].first_set() is not None and not torch.cuda.is_current_stream_capturing():
+        if _notes[0].is_any_set() and not torch.cuda.is_current_stream_capturing():
             with _lock:
                 limits = _notes[0].clear()
             if limits is not None:

@@ -105,7 +105,8 @@ It is above 1, so that entries can be dropped faster than they are added: mini-b
 _UNREAD = 16
 """After this many results that were read by nobody, a result is kept when it is made for the second time.
 
-If each call has a new graph, that saves the time to add entries and to drop them, and their memory.
+If each call has a new graph, that saves the time to add entries and to drop them, and their memory. One result that is
+read again ends it.
 """
 
 

@@ -73,7 +73,8 @@ class Ordered:
     def __init__(self, tensors: Sequence[Tensor], device: int) -> None:
         self.tensors, self.device = tensors, device
         stream = _compat.current_stream(device)
-        # An event on the default stream can be recorded when it is needed: no CUDA graph is ever captured there.
+        # An event on the default stream can be recorded when it is needed: no CUDA graph is ever captured there. Who
+        # needs it waits for later work on that stream too.
         self._done = _event_on(torch.cuda.current_stream(device)) if stream else None
         self._known = {stream}
 

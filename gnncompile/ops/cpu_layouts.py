@@ -103,9 +103,9 @@ def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     run = _run_of(rowptr, DEGREES, f"run_{dtype}") if is_compiled else None
     if run is None:
         return by_torch.inverse_degree(rowptr, dtype)
-    rows = rowptr.numel() - 1
+    rows, rowptr = rowptr.numel() - 1, rowptr.contiguous()
     made = _compat.empty_cpu_buffer((rows,), (1,), getattr(torch, dtype))
-    run(_pack[3](rows, rowptr.contiguous().data_ptr(), made.data_ptr()))
+    run(_pack[3](rows, rowptr.data_ptr(), made.data_ptr()))
     return made
 
 

@@ -75,21 +75,22 @@ def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
 
     Torch's dispatcher takes about 5 microseconds for each op that is written in Python, which counts if a small graph
     is new in each call. So ops of graph structure are called as Python functions. The dispatcher runs them if a
-    ``TorchDispatchMode`` is to see them, or if an input is of a subclass: some subclasses, such as ``EdgeIndex``, have
-    no memory of their own to read.
+    ``TorchDispatchMode`` is to see them, if inputs are on several types of devices, or if an input is of a subclass:
+    some subclasses, such as ``EdgeIndex``, have no memory of their own to read.
     """
     direct: dict[str, Callable[..., Any]] = {}
 
     def run(*inputs: Any) -> Any:
-        plain = None
+        kind = None
         for one in inputs:
             if type(one) is Tensor:
-                plain = one
+                if one.device.type != (kind or one.device.type):
+                    return program(*inputs)
+                kind = one.device.type
             elif isinstance(one, Tensor):
                 return program(*inputs)
-        if plain is None or _compat.is_in_dispatch_mode():
+        if kind is None or _compat.is_in_dispatch_mode():
             return program(*inputs)
-        kind = plain.device.type
         if kind not in direct:
             direct[kind] = _direct(program, kind)
         return direct[kind](*inputs)
@@ -105,14 +106,14 @@ def _direct(program: fx.GraphModule, kind: str) -> Callable[..., Any]:
         name = _NAMES.get(node.target)
         if name is not None:
             node.target = _BY_DEVICE[name].get(kind, _ON_OTHER_DEVICES[name])
-        elif node.target is _NEW_EMPTY and 0 in node.args[1]:
-            node.target = _made_once()
+        elif node.target is _NEW_EMPTY:
+            node.target = _made_once() if list(node.args[1]) == [0] else Tensor.new_empty
     forward: Callable[..., Any] = fx.GraphModule(program, graph).forward
     return forward
 
 
 def _made_once() -> Callable[..., Tensor]:
-    """Returns a function that does the same as ``new_empty``, for a tensor without elements. Its results are shared."""
+    """Returns a function that does the same as ``new_empty`` of the size ``[0]``. Its results are shared."""
     made: dict[torch.device, Tensor] = {}
 
     def new_empty(like: Tensor, size: Sequence[int], **options: Any) -> Tensor:

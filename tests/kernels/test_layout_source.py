@@ -8,6 +8,7 @@ from functools import lru_cache
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_geometric import EdgeIndex
@@ -167,6 +168,24 @@ def test_programs_without_the_dispatcher_give_the_same(generator, monkeypatch):
     for ours, theirs in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert any(node.target is own.csr.default for node in program.graph.nodes), "the program itself was changed"
+
+
+def test_programs_without_the_dispatcher_have_the_sizes_of_each_call():
+    """Tensors without elements too, of which only those without any size are made once."""
+    traced = make_fx(lambda e: (e.new_empty((0, e.size(0))), e.new_empty((0,)), e + 1), tracing_mode="symbolic")
+    program = traced(torch.arange(4))
+    run = structure.without_dispatcher(program)
+    for size in (4, 7, 0, 4):
+        found, expected = run(torch.arange(size)), program(torch.arange(size))
+        assert [one.shape for one in found] == [one.shape for one in expected]
+
+
+def test_degrees_of_a_strided_layout():
+    """Its copy lives until the kernel has read it. It is large, so that freed memory is returned at once."""
+    base = torch.arange(2 * 9_000_000, dtype=torch.int32)
+    with kernels("cpp"):
+        found = torch.ops.gnncompile.inverse_degree(base[::2], "float32")
+    assert found.numel() == 8_999_999 and bool((found == 0.5).all())
 
 
 def test_programs_without_the_dispatcher_take_subclasses():

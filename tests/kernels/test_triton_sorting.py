@@ -10,6 +10,7 @@ from torch import Tensor
 from gnncompile import _compat
 from gnncompile.codegen.triton import radix_sort, sorting
 from gnncompile.layout import csr
+from tests.harness import needs_interpreter
 
 GRAPHS = {
     "no edge": (5, 4, 0),
@@ -19,6 +20,13 @@ GRAPHS = {
     "blocks": (130, 70, 515),
     "more rows than edges": (1200, 7, 40),
 }
+
+
+@pytest.fixture
+def device(device: str) -> str:
+    """Beside a GPU, kernels are compiled for it and can't read a CPU's memory."""
+    needs_interpreter("triton", device)
+    return device
 
 
 def random_edges(

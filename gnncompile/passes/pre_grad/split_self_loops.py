@@ -31,7 +31,7 @@ def run(ctx: Context) -> None:
             continue
         ends, others, kept = of
         wraps = node.args[5:]
-        key = ends, others, node.args[2], kept, wraps
+        key = (*of, *node.args[2:4], wraps)
         if key in looped:
             node.replace_all_uses_with(looped[key])
             ctx.graph.erase_node(node)
