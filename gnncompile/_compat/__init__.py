@@ -94,6 +94,7 @@ from gnncompile._compat.recovery import (
     steers_dynamo,
 )
 from gnncompile._compat.replicas import are_sharded, extras_of_replica
+from gnncompile._compat.segments import growing_segments
 from gnncompile._compat.shapes import (
     assumed_sizes,
     first_symbol,
@@ -182,6 +183,7 @@ __all__ = [
     "gradient_calls",
     "gradient_not_captured",
     "graph_breaks",
+    "growing_segments",
     "guards_on",
     "has_hooks",
     "has_products",

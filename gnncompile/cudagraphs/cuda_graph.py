@@ -55,6 +55,7 @@ class CudaGraphs:
         # The outer block restores the stream if a failed capture can't be ended.
         with (
             _garbage_left_alone(),
+            _compat.growing_segments(self._device.index),
             torch.cuda.stream(self._stream),
             torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"),
             torch.autograd.set_multithreading_enabled(False),  # the captured work is that of one thread
