@@ -92,8 +92,13 @@ def place_for(device: torch.device, limits: Limits) -> Tensor | None:
         return _flags.get(device)
     if not _notes:
         with _lock:
-            _notes[:] = _notes or [_Notes(torch.zeros(_Notes.NUMBER, ALIGNMENT, dtype=torch.bool, pin_memory=True))]
+            _notes[:] = _notes or [_new_notes()]
     return _notes[0].take(limits)
+
+
+def _new_notes() -> _Notes:
+    with torch.inference_mode(False):  # a tensor that is made there can't be written to elsewhere
+        return _Notes(torch.zeros(_Notes.NUMBER, ALIGNMENT, dtype=torch.bool, device="cpu", pin_memory=True))
 
 
 def report(bad: Tensor, index: Tensor, other: Tensor, limits: Limits) -> None:
@@ -123,7 +128,8 @@ def report(bad: Tensor, index: Tensor, other: Tensor, limits: Limits) -> None:
 def watch(device: torch.device) -> None:
     """Makes the flag in which layouts built by a CUDA graph note bad indices. Must be called before the capture."""
     if device not in _flags:
-        _flags[device] = torch.zeros((1,), dtype=torch.bool, device=device)
+        with torch.inference_mode(False):
+            _flags[device] = torch.zeros((1,), dtype=torch.bool, device=device)
 
 
 def look(device: torch.device) -> None:

@@ -36,6 +36,16 @@ def test_one_graph_is_one_error(notes: bad_indices._Notes) -> None:
     bad_indices.check_pending()
 
 
+def test_notes_that_are_made_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with a GPU as the default device."""
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *sizes, pin_memory, **named: zeros(*sizes, **named))
+    with torch.inference_mode(), torch.device("meta"):
+        notes = bad_indices._new_notes()
+    notes.take((4, 4)).fill_(True)
+    assert notes.is_any_set() and notes.clear() == (4, 4) and not notes.is_any_set()
+
+
 def test_places_are_taken_in_turn(notes: bad_indices._Notes) -> None:
     first = notes.take((1, 1))
     others = [notes.take((2, 2)) for _ in range(notes.NUMBER - 1)]
