@@ -81,16 +81,11 @@ def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
     direct: dict[str, Callable[..., Any]] = {}
 
     def run(*inputs: Any) -> Any:
-        kind = None
-        for one in inputs:
-            if type(one) is Tensor:
-                if one.device.type != (kind or one.device.type):
-                    return program(*inputs)
-                kind = one.device.type
-            elif isinstance(one, Tensor):
-                return program(*inputs)
-        if kind is None or _compat.is_in_dispatch_mode():
+        tensors = [one for one in inputs if isinstance(one, Tensor)]
+        kinds = {one.device.type for one in tensors}
+        if len(kinds) != 1 or {*map(type, tensors)} != {Tensor} or _compat.is_in_dispatch_mode():
             return program(*inputs)
+        (kind,) = kinds
         if kind not in direct:
             direct[kind] = _direct(program, kind)
         return direct[kind](*inputs)
