@@ -75,36 +75,34 @@ def without_dispatcher(program: fx.GraphModule) -> Callable[..., Any]:
 
     Torch's dispatcher takes about 5 microseconds for each op that is written in Python, which counts if a small graph
     is new in each call. So ops of graph structure are called as Python functions. The dispatcher runs them if a
-    ``TorchDispatchMode`` is to see them, if inputs are on several types of devices, or if an input is of a subclass:
-    some subclasses, such as ``EdgeIndex``, have no memory of their own to read.
+    ``TorchDispatchMode`` is to see them, or if an input is of a subclass: some subclasses, such as ``EdgeIndex``, have
+    no memory of their own to read.
     """
-    direct: dict[str, Callable[..., Any]] = {}
-
-    def run(*inputs: Any) -> Any:
-        tensors = [one for one in inputs if isinstance(one, Tensor)]
-        kinds = {one.device.type for one in tensors}
-        if len(kinds) != 1 or {*map(type, tensors)} != {Tensor} or _compat.is_in_dispatch_mode():
-            return program(*inputs)
-        (kind,) = kinds
-        if kind not in direct:
-            direct[kind] = _direct(program, kind)
-        return direct[kind](*inputs)
-
-    return run
-
-
-def _direct(program: fx.GraphModule, kind: str) -> Callable[..., Any]:
-    """Returns the function of a program whose ops are called as what runs them on a type of device."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(program.graph, {}))
     for node in graph.nodes:
         name = _NAMES.get(node.target)
         if name is not None:
-            node.target = _BY_DEVICE[name].get(kind, _ON_OTHER_DEVICES[name])
+            node.target = _by_device(name)
         elif node.target is _NEW_EMPTY:
             node.target = _made_once() if list(node.args[1]) == [0] else Tensor.new_empty
-    forward: Callable[..., Any] = fx.GraphModule(program, graph).forward
-    return forward
+    direct: Callable[..., Any] = fx.GraphModule(program, graph).forward
+
+    def run(*inputs: Any) -> Any:
+        special = any([type(one) is not Tensor and isinstance(one, Tensor) for one in inputs])
+        return (program if special or _compat.is_in_dispatch_mode() else direct)(*inputs)
+
+    return run
+
+
+def _by_device(name: str) -> Callable[..., Any]:
+    """Returns a function that runs an op as the device of its first argument does."""
+    found, elsewhere = _BY_DEVICE[name], _ON_OTHER_DEVICES[name]
+
+    def run(first: Tensor, *others: Any, **named: Any) -> Any:
+        return found.get(first.device.type, elsewhere)(first, *others, **named)
+
+    return run
 
 
 def _made_once() -> Callable[..., Tensor]:
