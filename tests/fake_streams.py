@@ -48,6 +48,11 @@ class Stream:
     def __init__(self, name: str) -> None:
         self.name, self.done = name, set[int]()
 
+    def record_event(self) -> Event:
+        event = Event()
+        event.record(self)
+        return event
+
     def wait_event(self, event: Event) -> None:
         self.done |= event.after
 

@@ -14,7 +14,6 @@ __all__ = [
     "StorageWeakRef",
     "buffer_in",
     "copy_each",
-    "empty_cpu_buffer",
     "empty_vector",
     "pinned",
     "same_memory",
@@ -24,12 +23,11 @@ __all__ = [
     "users_at",
 ]
 
-empty_cpu_buffer: Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor] = (
-    torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
-)
-"""Returns a new tensor of a shape, strides and a dtype on the CPU, as Inductor's code makes them."""
-
-_EMPTY = {"cpu": empty_cpu_buffer, "cuda": torch._C._dynamo.guards._empty_strided_cuda}  # type: ignore[attr-defined]
+_EMPTY: dict[str, Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]] = {
+    "cpu": torch._C._dynamo.guards._empty_strided_cpu,  # type: ignore[attr-defined]
+    "cuda": torch._C._dynamo.guards._empty_strided_cuda,  # type: ignore[attr-defined]
+}
+"""Functions that make a new tensor of a shape, strides and a dtype, as Inductor's code does, by type of device."""
 
 
 def empty_vector(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
@@ -38,8 +36,7 @@ def empty_vector(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
     It takes a fraction of the time of ``new_empty``.
     """
     make = _EMPTY.get(like.device.type)
-    made: Tensor = like.new_empty((size,), dtype=dtype) if make is None else make((size,), (1,), dtype)
-    return made
+    return like.new_empty((size,), dtype=dtype) if make is None else make((size,), (1,), dtype)
 
 
 buffer_in: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
@@ -89,5 +86,5 @@ def same_memory(tensor: Tensor, of: Tensor | None = None) -> Tensor:
     """
     found = (tensor if of is None else of).detach()
     # Not to_dlpack(found): its memory would keep `found` itself alive, a cycle that is never freed.
-    found.data = torch._C._from_dlpack(torch._C._to_dlpack(tensor.detach() if of is None else tensor))
+    found.data = torch._C._from_dlpack(torch._C._to_dlpack(tensor.detach()))
     return found

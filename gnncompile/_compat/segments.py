@@ -44,8 +44,9 @@ _captures = _Captures()
 
 @after_fork
 def _after_fork() -> None:
-    """Frees the lock, which a thread that is not in this process may have held."""
-    _captures.__init__()  # type: ignore[misc]
+    """Replaces the lock, which a thread that is not in this process may have held."""
+    global _captures
+    _captures = _Captures()
 
 
 @contextmanager

@@ -397,9 +397,7 @@ class _Ahead:
                     memories: list[Tensor] = []
                     made = _each(item, partial(self._copy, memories), self._other)
                     memories += on_gpu(made, memories)
-                    copied = torch.cuda.Event()
-                    copied.record(self._stream)
-                    if not self._put((made, memories, copied)):
+                    if not self._put((made, memories, self._stream.record_event())):
                         return
             self._put(_END)
         except BaseException as error:
@@ -424,8 +422,6 @@ class _Ahead:
         pinned[:length] = ready.memory
         memory = torch.empty(length, dtype=torch.uint8, device=self._device)
         memory.copy_(pinned[:length], non_blocking=True)
-        copied = torch.cuda.Event()
-        copied.record(self._stream)
-        self._pinned.give(pinned, copied)
+        self._pinned.give(pinned, self._stream.record_event())
         memories.append(memory)
         return ready.finish(memory).to(self._device, non_blocking=True)

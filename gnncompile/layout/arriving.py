@@ -25,6 +25,4 @@ class Arriving:
         """Starts to copy numbers from a GPU, after the work on its current stream."""
         host = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
         host.copy_(value, non_blocking=True)
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(value.device))
-        return Arriving(host, done)
+        return Arriving(host, torch.cuda.current_stream(value.device).record_event())

@@ -140,7 +140,6 @@ class IdentityCache:
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()
         self._nbytes = 0
         self._unread = 0
-        self._turn = 0
         self._lock = threading.Lock()
         self._last: _Entry | None = None
         with _caches_lock:
@@ -197,7 +196,8 @@ class IdentityCache:
         self.misses += 1
         if self._unread >= _UNREAD and key is not None and self._meets_first(key):
             if self._entries and self.misses % _LOOKED_AT == 0:
-                self._forget_some()
+                with self._lock:  # a few entries at a time, and all in turn
+                    self._drop_freed(self.misses % max(len(self._entries), 1))
             return make(*inputs)
         # References first: while they are held nothing else can get these addresses.
         owners = [_owner(v) for v in inputs if isinstance(v, Tensor)]
@@ -225,13 +225,8 @@ class IdentityCache:
                 return is_first
         return False
 
-    def _forget_some(self) -> None:
-        """Drops entries of freed tensors, a few at a time and all entries in turn."""
-        with self._lock:
-            self._turn = self._turn + _LOOKED_AT if self._turn + _LOOKED_AT < len(self._entries) else 0
-            self._drop_freed(self._turn)
-
     def _drop_freed(self, first: int) -> None:
+        """Drops entries of freed tensors among a few entries, from the one at a position on."""
         for key, entry in list(islice(self._entries.items(), first, first + _LOOKED_AT)):
             if any(map(_is_freed, entry.owners)):
                 self._drop(key)

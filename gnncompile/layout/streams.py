@@ -75,7 +75,7 @@ class Ordered:
         stream = _compat.current_stream(device)
         # An event on the default stream can be recorded when it is needed: no CUDA graph is ever captured there. Who
         # needs it waits for later work on that stream too.
-        self._done = _event_on(torch.cuda.current_stream(device)) if stream else None
+        self._done = torch.cuda.current_stream(device).record_event() if stream else None
         self._known = {stream}
 
     @staticmethod
@@ -100,15 +100,8 @@ class Ordered:
         if current in self._known or torch.cuda.is_current_stream_capturing():
             return
         stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(self._done or _event_on(torch.cuda.default_stream(self.device)))
+        stream.wait_event(self._done or torch.cuda.default_stream(self.device).record_event())
         for tensor in self.tensors:
             if device_of(tensor.device).has_streams:
                 tensor.record_stream(stream)
         self._known.add(current)
-
-
-def _event_on(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Returns an event after the work that a stream has now."""
-    event = torch.cuda.Event()
-    event.record(stream)
-    return event

@@ -7,7 +7,6 @@ Layouts and degrees are those of :mod:`gnncompile.layout.csr`. In one thread of 
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gnncompile import _compat
+from gnncompile.codegen.cpp.arguments import address, pack
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.layout_source import CSR, DEGREES, LOOPS
 from gnncompile.device import device_of
@@ -32,7 +32,6 @@ def _compiled(source: str, entry: str = "run") -> _Run | None:
         run = getattr(load(source, contract=False), entry)
     except UnsupportedRegion:
         return None
-    # Arguments in bytes, made by struct, take a fraction of the time of a ctypes array, which counts for small graphs.
     run.argtypes, run.restype = (ctypes.c_char_p,), ctypes.c_int
     found: _Run = run
     return found
@@ -43,16 +42,8 @@ def _run_of(index: Tensor, source: str, entry: str = "run") -> _Run | None:
     return _compiled(source, entry) if device_of(index.device).generator == "cpp" else None
 
 
-_pack = {number: struct.Struct(f"{number}q").pack for number in (3, 9, 14)}
-"""Functions that make so many arguments of an entry point."""
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _fresh(*sizes: int) -> list[Tensor]:
-    return [_compat.empty_cpu_buffer((size,), (1,), torch.int32) for size in sizes]
+def _fresh(like: Tensor, *sizes: int) -> list[Tensor]:
+    return [_compat.empty_vector(like, size, torch.int32) for size in sizes]
 
 
 def csr(
@@ -70,12 +61,12 @@ def csr(
         return by_torch.csr(index, other, num_rows, num_columns, alive, wrap_rows, wrap_columns)
     num_edges = index.numel()
     rows, columns, kept = checked_edges(index, other, alive, num_rows, num_columns)
-    made = _fresh(num_rows + 1, num_edges, num_edges)
+    made = _fresh(index, num_rows + 1, num_edges, num_edges)
     wide = rows.dtype is torch.int64, columns.dtype is torch.int64
     found = (ctypes.c_int64 * 3)()
     sizes = num_edges, num_rows, num_columns, wrap_rows, wrap_columns
-    addresses = map(_address, (rows, columns, kept, *made))
-    failed = run(_pack[14](*sizes, *wide, *addresses, ctypes.addressof(found)))
+    addresses = map(address, (rows, columns, kept, *made))
+    failed = run(pack(*sizes, *wide, *addresses, ctypes.addressof(found)))
     if failed == 1:
         raise KernelMemoryError(f"edge_index: no memory to sort {num_edges} edges by {num_rows} rows; split the graph")
     if failed:
@@ -92,8 +83,8 @@ def with_loops(rowptr: Tensor, col: Tensor, edge: Tensor, index: Tensor, alive: 
     num_edges, num_rows = edge.numel(), rowptr.numel() - 1
     by_torch.check_sizes(num_edges + num_rows, num_rows, num_rows)
     given = [None if one is None else one.contiguous() for one in (rowptr, col, edge, alive)]
-    made = _fresh(num_rows + 1, num_edges + num_rows, num_edges + num_rows)
-    run(_pack[9](num_edges, num_rows, *map(_address, (*given, *made))))
+    made = _fresh(edge, num_rows + 1, num_edges + num_rows, num_edges + num_rows)
+    run(pack(num_edges, num_rows, *map(address, (*given, *made))))
     return tuple(made)
 
 
@@ -104,8 +95,8 @@ def inverse_degree(rowptr: Tensor, dtype: str) -> Tensor:
     if run is None:
         return by_torch.inverse_degree(rowptr, dtype)
     rows, rowptr = rowptr.numel() - 1, rowptr.contiguous()
-    made = _compat.empty_cpu_buffer((rows,), (1,), getattr(torch, dtype))
-    run(_pack[3](rows, rowptr.data_ptr(), made.data_ptr()))
+    made = _compat.empty_vector(rowptr, rows, getattr(torch, dtype))
+    run(pack(rows, rowptr.data_ptr(), made.data_ptr()))
     return made
 
 

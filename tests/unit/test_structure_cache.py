@@ -467,10 +467,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def __init__(self, number: int) -> None:
             self.number = number
 
+        def record_event(self) -> Event:
+            event = Event()
+            event.record(self)
+            return event
+
         def wait_event(self, event: Event) -> None:
             state.log.append(("wait", self.number))
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(state.current))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream(0))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)

@@ -6,13 +6,13 @@ The kernels are C++ that is compiled once per machine. A result does not depend 
 from __future__ import annotations
 
 import ctypes
-import struct
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from gnncompile import tuning
+from gnncompile.codegen.cpp.arguments import address, pack
 from gnncompile.codegen.cpp.compiler import load
 from gnncompile.codegen.cpp.products import ALIGNED, VECTORS
 from gnncompile.device import device_of, least_product_in_vectors
@@ -169,21 +169,13 @@ def by_rows(left: Tensor, right: Tensor, added: Tensor | None, gate: Tensor | No
     more = None if adds else added
     flags = adds, more is not None and more.dim() == 1, relu
     given = (*left.shape, right.size(1), torch.get_num_threads(), *right.stride(), *flags)
-    _check(_library().by_rows(_pack(*given, *map(_address, (left, right, more, gate, out)))))
+    _check(_library().by_rows(pack(*given, *map(address, (left, right, more, gate, out)))))
 
 
 def over_rows(left: Tensor, right: Tensor, out: Tensor, sums: Tensor | None) -> None:
     """Writes ``left.T @ right`` to `out`: see :func:`gnncompile.ops.gemm.write_product_over_rows`."""
     given = (*left.shape, right.size(1), torch.get_num_threads())
-    _check(_library().over_rows(_pack(*given, *map(_address, (left, right, out, sums)))))
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _pack(*numbers: int) -> bytes:
-    return struct.pack(f"{len(numbers)}q", *numbers)
+    _check(_library().over_rows(pack(*given, *map(address, (left, right, out, sums)))))
 
 
 def _check(status: int) -> None:

@@ -30,14 +30,14 @@ def run(ctx: Context) -> None:
         if of is None:
             continue
         ends, others, kept = of
-        wraps = node.args[5:]
-        key = (*of, *node.args[2:4], wraps)
+        sizes, wraps = node.args[2:4], node.args[5:]
+        key = (*of, *sizes, wraps)
         if key in looped:
             node.replace_all_uses_with(looped[key])
             ctx.graph.erase_node(node)
             continue
         with ctx.graph.inserting_before(node):
-            plain = ctx.call(own.csr.default, ends, others, node.args[2], node.args[3], None, *wraps, like=ends)
+            plain = ctx.call(own.csr.default, ends, others, *sizes, None, *wraps, like=ends)
             parts = [ctx.call(operator.getitem, plain, k) for k in range(3)]
         node.target, node.args, looped[key] = own.csr_with_loops.default, (*parts, ends, kept), node
     _share(ctx)
