@@ -53,6 +53,7 @@ from gnncompile._compat.gradients import (
     gradient_not_captured,
     patch_autograd_grad,
 )
+from gnncompile._compat.histories import is_of_an_earlier_call, one_call
 from gnncompile._compat.inductor import (
     compile_inductor,
     inductor_decompositions,
@@ -201,6 +202,7 @@ __all__ = [
     "is_limit",
     "is_nccl",
     "is_of_a_capture",
+    "is_of_an_earlier_call",
     "is_of_an_operation",
     "is_ours",
     "is_watched",
@@ -217,6 +219,7 @@ __all__ = [
     "needs_original",
     "notice_use_as",
     "object_of",
+    "one_call",
     "own_symbol",
     "patch_autograd_grad",
     "patch_destroy_process_group",

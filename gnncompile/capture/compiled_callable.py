@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gnncompile import _compat
 from gnncompile._compat import Setting
 from gnncompile.capture.backend import Backend, prepare_torch
-from gnncompile.capture.containers import empty_again, give_back, write_back
+from gnncompile.capture.containers import empty_again, give_back, pass_on, write_back
 from gnncompile.capture.edge_rows import edges_of_call
 from gnncompile.capture.inputs import Checker, Derived, FlatInputs, join, leaves, minibatch_in, split
 from gnncompile.capture.minibatches import Unpadded
@@ -108,7 +108,9 @@ class CompiledCallable:
 
         def padded(args: tuple[Any, ...], kwargs: dict[str, Any], counts: Tensor) -> Any:
             joined: list[Any] = []
-            return target(*join(args, joined, counts), **join(kwargs, joined, counts))
+            result = target(*join(args, joined, counts), **join(kwargs, joined, counts))
+            empty_again(joined)
+            return result
 
         def parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return target(*args, **kwargs)
@@ -213,6 +215,8 @@ class CompiledCallable:
     def _finished(self, call: Call, result: Any) -> Any:
         for value, copied in call.taken.objects:
             write_back(value, copied)
+        for collection in call.taken.collections:
+            pass_on(collection)
         return give_back(result, call.taken.objects) if call.taken.objects else result
 
     def _as_python(self, call: Call, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -241,7 +245,7 @@ class CompiledCallable:
     def _in_parts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the target as Python; the functions and modules that it calls are captured if possible."""
         self.policy.call_begins()
-        with self._capturing():
+        with _compat.one_call(), self._capturing():
             result = self.in_parts(args, kwargs)
         self.policy.call_ran()
         return result
@@ -308,7 +312,7 @@ class CompiledCallable:
             for_gpu = any(device.has_streams and device.runs_triton for device in devices)
             _compat.prepare_inductor(any(device.is_cpp_in_inductor for device in devices), for_gpu)
         self.policy.call_begins()
-        with self._capturing():
+        with _compat.one_call(), self._capturing():
             if call.counts is None:
                 result = self.compiled(call.args, call.kwargs)
             else:

@@ -30,6 +30,20 @@ class Opened(NamedTuple):
     parts: tuple[dict[str, Any], ...]
 
 
+class Collection(NamedTuple):
+    """A list or dict that a model may write to.
+
+    Attributes:
+        target: The list or dict to which the changes belong: the caller's, or the one that enters the compiled code.
+        written: The one to which they were written: that which enters, or the one that the model sees.
+        before: A copy of `written`, made before.
+    """
+
+    target: Any
+    written: Any
+    before: Any
+
+
 def is_container(value: Any) -> bool:
     """Whether an argument is an object that is taken apart: a ``Data``, or an instance of a dataclass."""
     if isinstance(value, BaseData):
@@ -93,13 +107,43 @@ def put_together(opened: Opened, join: Callable[[Any], Any], joined: list[Any]) 
 
 
 def empty_again(joined: list[Any]) -> None:
-    """Takes the attributes out again that the model did not replace, so they are no graph outputs; traced by Dynamo."""
-    for holder, name, value in joined:
+    """Takes the attributes out again that the model did not replace, so they are no graph outputs; traced by Dynamo.
+
+    What the model wrote to lists and dicts is written to those that entered.
+    """
+    for noted in joined:
+        if isinstance(noted, Collection):
+            pass_on(noted)
+            continue
+        holder, name, value = noted
         if isinstance(holder, dict):
             if name in holder and holder[name] is value:
                 holder[name] = None
         elif getattr(holder, name, None) is value:
             object.__setattr__(holder, name, None)
+
+
+def pass_on(collection: Collection) -> None:
+    """Makes the changes of a list or dict to its target, and leaves all other items there; traced by Dynamo too."""
+    target, written, before = collection
+    if isinstance(written, list):
+        if len(written) != len(before) or any(now is not then for now, then in zip(written, before, strict=True)):
+            target[:] = [_item(now, target, before) for now in written]
+        return
+    for key in before:
+        if key not in written:
+            del target[key]
+    for key, now in written.items():
+        if key not in before or now is not before[key]:
+            target[key] = now
+
+
+def _item(now: Any, target: list[Any], before: list[Any]) -> Any:
+    """The item of a target that `now` was before, or `now` itself if it is new."""
+    for at, then in enumerate(before):
+        if now is then:
+            return target[at]
+    return now
 
 
 def write_back(value: Any, opened: Opened) -> None:

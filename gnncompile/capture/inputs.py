@@ -25,7 +25,7 @@ from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
 from gnncompile.capture import edge_rows, minibatches, parts
-from gnncompile.capture.containers import Opened, is_container, open_container, put_together
+from gnncompile.capture.containers import Collection, Opened, is_container, open_container, put_together
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
 from gnncompile.layout.halo import HaloPlan, name_rows, plan_of
@@ -70,6 +70,7 @@ class FlatInputs:
 
     Attributes:
         objects: Each object that holds tensors, with its copy.
+        collections: Each list and dict of the caller, with what enters for it, and a copy of that.
         kinds: The tensor classes and layouts of inputs that enter as plain tensors.
         batch: The mini-batch to whose bucket the call is padded; None without padding.
         largest: The largest integer argument that a padded call may have.
@@ -80,6 +81,7 @@ class FlatInputs:
     """
 
     objects: list[tuple[Any, Opened]] = field(default_factory=list)
+    collections: list[Collection] = field(default_factory=list)
     kinds: set[Any] = field(default_factory=set)
     batch: Bucketed | None = None
     largest: int = 0
@@ -87,6 +89,11 @@ class FlatInputs:
     group: str | None = None
     plans: list[HaloPlan] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)
+
+    def keep(self, value: Any, given: Any, copied: Any) -> Any:
+        """Notes a list or dict of the caller, and returns what enters for it."""
+        self.collections.append(Collection(value, given, copied))
+        return given
 
 
 class Field(str):
@@ -125,10 +132,14 @@ def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
         if what is not None or taken.batch is not None:
             return _of_minibatch(value, what, path, derived, taken)
         return _plain(value, path, derived, taken)
-    if kind is tuple or kind is list:
-        return kind([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
+    if kind is tuple:
+        return tuple([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
+    if kind is list:
+        items = [split(v, (path, i), derived, taken) for i, v in enumerate(value)]
+        return taken.keep(value, items, items.copy())
     if kind is dict:
-        return {k: split(v, (path, k), derived, taken) for k, v in value.items()}
+        named = {k: split(v, (path, k), derived, taken) for k, v in value.items()}
+        return taken.keep(value, named, named.copy())
     if kind in _VALUES:
         return split(tuple(value), path, derived, taken)
     if kind in _LEFT_AS_THEY_ARE:
@@ -245,7 +256,8 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
 
     Args:
         value: A result of :func:`split`.
-        joined: Gets ``(holder, name, value)`` for each attribute that is put back into an object.
+        joined: Gets ``(holder, name, value)`` for each attribute that is put back into an object, and a
+            :class:`~gnncompile.capture.containers.Collection` for each list and dict.
         counts: The valid rows of each row type of a padded mini-batch, int64 ``[kinds]``; None without padding.
     """
     if isinstance(value, EdgePair):
@@ -269,9 +281,13 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
     if type(value) is tuple:
         return tuple(join(v, joined, counts) for v in value)
     if type(value) is list:
-        return [join(v, joined, counts) for v in value]
+        items = [join(v, joined, counts) for v in value]
+        joined.append(Collection(value, items, items.copy()))
+        return items
     if type(value) is dict:
-        return {k: join(v, joined, counts) for k, v in value.items()}
+        named = {k: join(v, joined, counts) for k, v in value.items()}
+        joined.append(Collection(value, named, named.copy()))
+        return named
     return value
 
 

@@ -5,8 +5,9 @@ only such results are computed from. Eager leaves these gradients None, and opti
 None keeps its value; one with gradient zero moves by momentum and weight decay.
 
 A model may keep a result with its history, such as the running statistics of PyG's ``InstanceNorm``, and read it in the
-next call. The autograd graph of the earlier call hangs on this tensor, and its backward has already run. Autograd
-enters it again only if a result computed from this tensor is differentiated.
+next call. The autograd graph of the earlier call hangs on this tensor, and its backward may have run already. Autograd
+enters it only if a result computed from this tensor is differentiated. What an object got in the same call, before a
+graph break, has no such graph: it hangs on the graph of this call, which is entered once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gnncompile import _compat
@@ -31,8 +33,8 @@ def with_undefined_grads(
     """
 
     def call(*args: Any) -> Any:
-        behind = {k for k in kept if isinstance(args[k], Tensor) and args[k].grad_fn is not None}
-        given = [_with_history(a) if k in behind else a for k, a in enumerate(args)] if behind else args
+        behind = {k for k in kept if isinstance(args[k], Tensor) and _compat.is_of_an_earlier_call(args[k])}
+        given = _with_histories(args, behind) if behind else args
         made = run(*given)
         _watch(made, given, sources, behind)
         return made
@@ -40,16 +42,21 @@ def with_undefined_grads(
     return call
 
 
-def _with_history(tensor: Tensor) -> Tensor:
-    """A leaf with a tensor's values. Autograd enters the tensor's own history only if the leaf gets a gradient."""
-    leaf = tensor.detach().requires_grad_()
+def _with_histories(args: Sequence[Any], behind: set[int]) -> list[Any]:
+    """The arguments, with leaves in place of some tensors. Autograd enters the histories of those that get gradients.
 
-    def go_on(gradient: Tensor | None) -> None:
-        if gradient is not None:
-            tensor.backward(gradient, retain_graph=_compat.keeps_graph())
+    It enters all of them at once: they may have a part in common, whose backward can run only once.
+    """
+    leaves = {k: args[k].detach().requires_grad_() for k in behind}
 
-    leaf.register_hook(go_on)
-    return leaf
+    def go_on(gradients: Sequence[Tensor | None]) -> None:
+        found = [(args[k], g) for k, g in zip(leaves, gradients, strict=True) if g is not None]
+        if found:
+            tensors, given = zip(*found, strict=True)
+            torch.autograd.backward(tensors, given, retain_graph=_compat.keeps_graph())
+
+    torch.autograd.graph.register_multi_grad_hook(list(leaves.values()), go_on)
+    return [leaves.get(k, a) for k, a in enumerate(args)]
 
 
 def _watch(made: Sequence[Any], args: Sequence[Any], sources: Sequence[frozenset[int]], behind: set[int]) -> None:

@@ -106,6 +106,21 @@ def test_forces_in_the_forward() -> None:
             torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("options", [{"double_backward": True}, {"inductor": False}])
+def test_a_tensor_is_made_of_a_size(options: dict[str, bool]) -> None:
+    """``torch.tensor`` of a size detaches a view in place, which code that runs op by op can't do."""
+
+    def scaled(x: Tensor) -> Tensor:
+        count = torch.tensor([x.size(0), 2])
+        return x * count.prod()
+
+    compiled = gnncompile.compile(scaled, options=options)
+    for rows in (4, 6, 0, 1):
+        x = torch.randn(rows, 3, requires_grad=True)
+        torch.testing.assert_close(compiled(x), scaled(x))
+        torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), torch.autograd.grad(scaled(x).sum(), x))
+
+
 @pytest.mark.parametrize("settings", [{"mode": "reduce-overhead"}, {"options": {"record": True}}])
 def test_refuses_recordings(settings: dict[str, Any]) -> None:
     options = {**settings.pop("options", {}), "double_backward": True}

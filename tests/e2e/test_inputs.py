@@ -392,6 +392,45 @@ def test_a_model_writes_to_its_record():
         assert record.batch is None
 
 
+class WritesToCollections(nn.Module):
+    """New, changed, moved and deleted items of a dict and of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.conv = nn.Embedding(9, 4), SAGEConv(4, 4)
+
+    def forward(self, x: dict[str, Tensor], edges: dict[str, Tensor], rows: list[Any]) -> Tensor:
+        x["user"] = self.embedding(x["user"])
+        x["more"] = 2 * x["user"]
+        del x["old"]
+        edges["back"] = edges["to"].flip(0)
+        out: Tensor = self.conv(x["user"], edges["to"])
+        rows.append(out)
+        rows[0] = out * rows[0]
+        rows.insert(0, rows.pop(1))
+        return out
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_writes_to_a_dict_and_a_list(training: bool):
+    model = WritesToCollections().double()
+    compiled = gnncompile.compile(model, options={"inductor": False})
+    for size in LADDER:
+        calls = []
+        for run in (model, compiled):
+            g = Graph(*size)
+            x = {"user": torch.arange(9), "old": g.x, "kept": g.x}
+            edges, kept = {"to": g.edge_index % 9}, torch.ones(3)
+            rows = [g.x.sum(), kept, 5]
+            with torch.set_grad_enabled(training):
+                run(x, edges, rows)
+            assert rows[0] is kept and x["kept"] is g.x
+            calls.append((x, edges, rows))
+        assert [list(part) for part in calls[1][:2]] == [["user", "kept", "more"], ["to", "back"]]
+        torch.testing.assert_close(calls[1], calls[0])
+    assert len(callable_of(compiled).backend.captured) == 1  # type: ignore[union-attr]
+
+
 def test_inputs_stay_as_they_are():
     data = batch_of(Graph(12, 40))
     before = {key: (value, value.clone()) for key, value in data.to_dict().items() if isinstance(value, Tensor)}

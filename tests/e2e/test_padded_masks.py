@@ -225,3 +225,25 @@ def test_places(device: str, mask: list[bool]) -> None:
     found = masked_reductions.places(given, 2).squeeze(1)
     expected = [*given.nonzero().view(-1).tolist(), *(~given).nonzero().view(-1).tolist(), 0, 0]
     assert found.tolist() == expected
+
+
+def test_a_model_writes_to_a_dict_and_a_list(device: str) -> None:
+    """What it writes there has no padding."""
+
+    class Writes(Net):
+        def forward(self, x: dict[str, Tensor], edge_index: Tensor, rows: list[Tensor]) -> Tensor:  # type: ignore[override]
+            x["out"] = super().forward(x["x"], edge_index)
+            rows.append(2 * x["out"])
+            return x["out"].sum(-1)
+
+    model = Writes().double().to(device)
+    compiled = gnncompile.compile(model, mode="reduce-overhead", options={"inductor": device != "cpu"})
+    for one, true in zip(gnncompile.loader(batches(), device, buckets=2), batches(), strict=True):
+        calls = []
+        for run, data in ((model, true.to(device)), (compiled, one)):
+            x, rows = {"x": data.x}, list[Tensor]()
+            run(x, data.edge_index, rows)
+            calls.append((x["out"].detach().clone(), rows[0].detach().clone()))
+        torch.testing.assert_close(calls[1], calls[0])
+    program = callable_of(compiled)
+    assert program is not None and not program.backend.notes and len(program.backend.captured) == 1

@@ -47,6 +47,7 @@ OF_OBJECTS: dict[str, Any] = {
     "_op_dk": torch._ops.OpOverload,
     "_post_accumulate_grad_hooks": torch.Tensor,
     "_refine_ranges": importlib.import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv,
+    "_sequence_nr": torch.autograd.graph.Node,
     "_set_replacement": importlib.import_module("torch.fx.experimental.symbolic_shapes").ShapeEnv,
     "_shape_env": importlib.import_module("torch._library.fake_impl").FakeImplCtx,
     "_torchdynamo_orig_backend": importlib.import_module("torch._dynamo.convert_frame"),

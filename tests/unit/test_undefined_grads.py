@@ -162,6 +162,41 @@ def test_a_model_keeps_a_result_with_its_history(device: str, through: bool, bes
         same(ours.mean, eager.mean)
 
 
+class Twice(nn.Module):
+    """Two states with one history, which the next call reads; with a graph break, within a call too."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.breaks = breaks
+        self.linear = nn.Linear(6, 6)
+        self.first, self.second = nn.Buffer(torch.zeros(6)), nn.Buffer(torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x) + self.first * self.second
+        self.first, self.second = h.mean(0).sin(), h.sum(0).cos()
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return h * self.first + self.second
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_states_with_a_history_in_common(device: str, breaks: bool) -> None:
+    """The backward of several calls at once runs through what both states come from, and once only."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    eager = Twice(breaks).double().to(device)
+    ours = copy.deepcopy(eager)
+    compiled = gnncompile.compile(ours, options={"inductor": device != "cpu"})
+    for sizes in ((12, 40), (1, 0), (5, 9)):
+        rows = [graph(device, *sizes)[0], graph(device, *sizes)[0].flip(0)]
+        for model, run in ((eager, eager), (ours, compiled)):
+            model.zero_grad()
+            model.first, model.second = model.first.detach(), model.second.detach()
+            sum(run(x).square().sum() for x in rows).backward()  # type: ignore[union-attr]
+        same([p.grad for p in ours.parameters()], [p.grad for p in eager.parameters()])
+        same([ours.first, ours.second], [eager.first, eager.second])
+
+
 class Detached(nn.Module):
     """A layer whose result another result, and what the model writes, read without a gradient."""
 

@@ -37,7 +37,9 @@ def run(ctx: Context) -> None:
     if ctx.edge_lists and any(_is_the_callers(ctx, node) for node in written_nodes(ctx.graph)):
         raise written_input()
     for node in list(ctx.graph.nodes):
-        if node.op == "call_function" and mutates(node):
+        if node.target is aten.detach_.default:
+            _detach(node)
+        elif node.op == "call_function" and mutates(node):
             _rewrite(ctx, node)
         if node.op == "call_function" and node.target is aten.dropout.default:
             _, rate, train = node.args
@@ -47,6 +49,17 @@ def run(ctx: Context) -> None:
         if node.op == "call_function" and node.target is aten.randperm.default:
             _hide_permutation(ctx, node)
     drop_unused(ctx.graph)
+
+
+def _detach(node: fx.Node) -> None:
+    """Lets later operations read a tensor without a history. It may be a view here, which can't lose it in place.
+
+    ``torch.tensor`` of a size ends with such a call. An input would lose its history for the caller too.
+    """
+    (base,) = node.all_input_nodes
+    if base.op != "placeholder":
+        node.target = aten.detach.default
+        base.replace_all_uses_with(node, delete_user_cb=lambda user: node < user)
 
 
 def _is_the_callers(ctx: Context, node: fx.Node) -> bool:
