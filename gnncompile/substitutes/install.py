@@ -18,7 +18,7 @@ import torch_geometric
 import torch_geometric.utils as pyg
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch_geometric import EdgeIndex
+from torch_geometric import EdgeIndex, Index
 from torch_geometric.data import Batch
 from torch_geometric.data.data import BaseData
 from torch_geometric.data.storage import BaseStorage
@@ -217,6 +217,9 @@ def install() -> None:
     _compat.apply_patches()
     _compat.patch_evaluate_expr(tuple(m.__path__[0] + os.sep for m in (torch, torch_geometric)))
     _compat.notice_use_as(EdgeIndex, sparse.MATRIX_METHODS)
+    for kind in (Index, EdgeIndex):
+        # It runs inside of operations, below autograd: a capture of its own would lose what it writes.
+        _compat.run_uncompiled(kind.__torch_dispatch__.__func__)
     _compat.patch_autograd_grad(lambda: _compat.current_settings().captures_gradients)
     decompositions.install()
     _compat.substitute_construction(Batch, data.new_batch, lambda: _backend_setting() != OFF)
