@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.utils import CleanupManager
 from torch.export import Dim
-from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+from torch_geometric.nn import GAE, GATConv, GCNConv, SAGEConv
 
 import gnncompile
 from gnncompile._compat import recovery
@@ -697,3 +697,26 @@ def test_an_object_that_is_gone_takes_its_capture_along():
         gc.collect()
         for _ in range(2):
             equal(compiled(X, EDGES), model(X, EDGES))
+
+
+@pytest.mark.parametrize("what", ["method", "submodule"])
+def test_a_method_other_than_forward(what: str) -> None:
+    """As docs/sharp-edges.md compiles it: the method itself, or the module that it calls."""
+    torch.manual_seed(0)
+    eager = GAE(Net())
+    ours = copy.deepcopy(eager)
+    if what == "method":
+        ours.encode = compiled = gnncompile.compile(ours.encode, options={"inductor": False})
+    else:
+        ours.encoder = compiled = gnncompile.compile(ours.encoder, options={"inductor": False})
+    for nodes, edges in ((9, 30), (5, 8)):
+        x, edge_index = torch.randn(nodes, 4), torch.randint(nodes, (2, edges))
+        found, expected = ours.encode(x, edge_index), eager.encode(x, edge_index)
+        torch.testing.assert_close(found, expected)
+        gradients = (
+            torch.autograd.grad(model.recon_loss(z, edge_index, edge_index), list(model.parameters()))
+            for model, z in ((ours, found), (eager, expected))
+        )
+        torch.testing.assert_close(*gradients)
+    program = callable_of(compiled)
+    assert program is not None and len(program.backend.captured) == 1
