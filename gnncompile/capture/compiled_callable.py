@@ -268,7 +268,8 @@ class CompiledCallable:
         taken = FlatInputs(batch=batch, group=self.backend.group)
         if batch is not None:
             taken.largest = self._largest_number(batch)
-        parts = split(args, "args", self.derived, taken), split(kwargs, "kwargs", self.derived, taken)
+        named = {k: split(v, ("kwargs", k), self.derived, taken) for k, v in kwargs.items()}
+        parts = split(args, "args", self.derived, taken), named
         if self.check_parts is not None:
             self.check_parts(taken.plans, taken.rows)
         return Call(*parts, taken, None if batch is None else batch.on_device, (args, kwargs))

@@ -123,6 +123,12 @@ def empty_again(joined: list[Any]) -> None:
             object.__setattr__(holder, name, None)
 
 
+def watch(target: Any, written: Any, found: list[Any]) -> Any:
+    """Appends a :class:`Collection` to `found` and returns the list or dict to be written to; traced by Dynamo too."""
+    found.append(Collection(target, written, written.copy()))
+    return written
+
+
 def pass_on(collection: Collection) -> None:
     """Makes the changes of a list or dict to its target, and leaves all other items there; traced by Dynamo too."""
     target, written, before = collection

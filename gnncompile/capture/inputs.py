@@ -25,7 +25,7 @@ from torch_geometric.typing import SparseTensor
 
 from gnncompile import _compat
 from gnncompile.capture import edge_rows, minibatches, parts
-from gnncompile.capture.containers import Collection, Opened, is_container, open_container, put_together
+from gnncompile.capture.containers import Collection, Opened, is_container, open_container, put_together, watch
 from gnncompile.exc import ArgumentError, ArgumentTypeError
 from gnncompile.layout.batch_metadata import BatchMetadata, Bucketed, Count, attached
 from gnncompile.layout.halo import HaloPlan, name_rows, plan_of
@@ -90,11 +90,6 @@ class FlatInputs:
     plans: list[HaloPlan] = field(default_factory=list)
     rows: list[tuple[str, int]] = field(default_factory=list)
 
-    def keep(self, value: Any, given: Any, copied: Any) -> Any:
-        """Notes a list or dict of the caller, and returns what enters for it."""
-        self.collections.append(Collection(value, given, copied))
-        return given
-
 
 class Field(str):
     """The name of a field as part of a path; a plain string is a dict key."""
@@ -135,11 +130,9 @@ def split(value: Any, path: Path, derived: Derived, taken: FlatInputs) -> Any:
     if kind is tuple:
         return tuple([split(v, (path, i), derived, taken) for i, v in enumerate(value)])
     if kind is list:
-        items = [split(v, (path, i), derived, taken) for i, v in enumerate(value)]
-        return taken.keep(value, items, items.copy())
+        return watch(value, [split(v, (path, i), derived, taken) for i, v in enumerate(value)], taken.collections)
     if kind is dict:
-        named = {k: split(v, (path, k), derived, taken) for k, v in value.items()}
-        return taken.keep(value, named, named.copy())
+        return watch(value, {k: split(v, (path, k), derived, taken) for k, v in value.items()}, taken.collections)
     if kind in _VALUES:
         return split(tuple(value), path, derived, taken)
     if kind in _LEFT_AS_THEY_ARE:
@@ -281,13 +274,9 @@ def join(value: Any, joined: list[Any], counts: Tensor | None = None) -> Any:
     if type(value) is tuple:
         return tuple(join(v, joined, counts) for v in value)
     if type(value) is list:
-        items = [join(v, joined, counts) for v in value]
-        joined.append(Collection(value, items, items.copy()))
-        return items
+        return watch(value, [join(v, joined, counts) for v in value], joined)
     if type(value) is dict:
-        named = {k: join(v, joined, counts) for k, v in value.items()}
-        joined.append(Collection(value, named, named.copy()))
-        return named
+        return watch(value, {k: join(v, joined, counts) for k, v in value.items()}, joined)
     return value
 
 
